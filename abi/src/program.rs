@@ -1,0 +1,288 @@
+//! A program as it crosses: flat arrays of values and ops, with typed parameters per op code.
+//!
+//! Static single assignment: an op reads values and makes new ones; the only state is the KV cache. Ops stand in an order that can be run as is.
+//! Shapes are row-major, outermost dimension first: activations are `[n_tokens, n]`, weights `[n_rows, n_in]`.
+
+use crate::types::open_enum;
+use crate::{DType, Slice, Str};
+use abi_stable::StableAbi;
+use std::ffi::c_void;
+
+/// [`Value::dims`]: tokens of the run.
+pub const DIM_N_TOKENS: i64 = -1;
+/// [`Value::dims`]: rows of the run whose results are wanted.
+pub const DIM_N_OUTPUTS: i64 = -2;
+
+open_enum! {
+    /// Where a value comes from.
+    ValueKind: u32 {
+        /// Given at every run.
+        INPUT = 1,
+        /// Bound at compile; tiled along its rows.
+        WEIGHT = 2,
+        /// Made by an op.
+        RESULT = 3,
+    }
+}
+
+/// A typed, shaped value. Its index in [`Program::values`] is its id.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, StableAbi)]
+pub struct Value {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Where it comes from.
+    pub kind: ValueKind,
+    /// Element type; only weights have block types.
+    pub dtype: DType,
+    /// 1 or 2.
+    pub n_dims: u32,
+    /// Unused; keeps `dims` aligned.
+    pub reserved: u32,
+    /// Outermost first; negative ones are symbolic (`DIM_*`).
+    pub dims: [i64; 4],
+    /// The tensor's name for weights, a hint for people otherwise.
+    pub name: Str,
+}
+
+open_enum! {
+    /// What an op does. Inputs and outputs are listed in order; `?` marks inputs that may be absent at the end of the list.
+    OpCode: u32 {
+        /// `(ids i32[n], W) -> f32[n, n_in]`: row `ids[i]` of W. No parameters.
+        EMBED = 1,
+        /// `(x, weight?) -> y`: [`NormParams`].
+        RMS_NORM = 2,
+        /// `(x, weight, bias?) -> y`: [`NormParams`].
+        LAYER_NORM = 3,
+        /// `(x f32[n, n_in], W, bias? f32[n_rows]) -> f32[n, n_rows]`: `x W^T + bias`. No parameters.
+        MATMUL = 4,
+        /// `(x, positions i32[n], factors? f32[n_rot / 2]) -> y`: [`RopeParams`].
+        ROPE = 5,
+        /// `(k, v) -> ()`: stores the run's keys and values at their positions. [`KvStoreParams`].
+        KV_STORE = 6,
+        /// `(q, sinks? f32[n_head]) -> f32[n, n_head * head_dim_v]`: [`AttentionParams`].
+        ATTENTION = 7,
+        /// `(gate, up) -> act(gate) * up`: [`ActivationParams`].
+        GLU = 8,
+        /// `(x) -> act(x)`: [`ActivationParams`].
+        UNARY = 9,
+        /// `(a, b) -> a + b`; b may be one row, used for every row of a. No parameters.
+        ADD = 10,
+        /// `(a, b) -> a * b`; b may be one row. No parameters.
+        MUL = 11,
+        /// `(x) -> x * factor`: [`ScaleParams`].
+        SCALE = 12,
+        /// `(x) -> cap * tanh(x / cap)`: [`ScaleParams`], `factor` is the cap.
+        SOFTCAP = 13,
+        /// `(x f32[n, m]) -> f32[n, len]`: columns `begin .. begin + len`. [`SliceParams`].
+        SLICE = 14,
+        /// `(a f32[n, p], b f32[n, q]) -> f32[n, p + q]`. No parameters.
+        CONCAT = 15,
+        /// `(x f32[n, m], rows i32[k]) -> f32[k, m]`. No parameters.
+        GATHER_ROWS = 16,
+        /// `(x f32[n, m]) -> i32[n]`: index of the greatest element, the first of equals. No parameters.
+        ARGMAX = 17,
+        /// `(x f32[n, m]) -> (i32[n, k], f32[n, k])`: the k greatest, in falling order, the first of equals before. [`TopKParams`].
+        TOP_K = 18,
+    }
+}
+
+/// One op.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, StableAbi)]
+pub struct Op {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// What it does.
+    pub code: OpCode,
+    /// The transformer layer it belongs to, -1 for none; for logs and placement.
+    pub layer: i32,
+    /// Ids of what it reads.
+    pub inputs: Slice<u32>,
+    /// Ids of what it makes.
+    pub outputs: Slice<u32>,
+    /// The parameter struct of its code, starting with its `struct_size`; null if the code has none.
+    pub params: *const c_void,
+}
+
+/// Keys and values of one layer.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, StableAbi)]
+pub struct KvLayer {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Its group: layers of a group share block tables.
+    pub group: u32,
+    /// Its index among the layers of the group.
+    pub index: u32,
+    /// Heads of keys and values.
+    pub n_head_kv: u32,
+    /// Elements of a key.
+    pub head_dim_k: u32,
+    /// Elements of a value.
+    pub head_dim_v: u32,
+    /// Type of stored keys: F32, F16, BF16, Q8_0 or Q4_0.
+    pub dtype_k: DType,
+    /// Type of stored values.
+    pub dtype_v: DType,
+}
+
+/// A program. Borrowed for the call it is passed to.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, StableAbi)]
+pub struct Program {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// For logs.
+    pub name: Str,
+    /// All values.
+    pub values: Slice<Value>,
+    /// All ops, in an order that can be run.
+    pub ops: Slice<Op>,
+    /// Ids of the inputs, in the order of [`crate::RunArgs::inputs`].
+    pub inputs: Slice<u32>,
+    /// Ids of the outputs, in the order of [`crate::RunArgs::outputs`].
+    pub outputs: Slice<u32>,
+    /// The layers of the KV cache that KV_STORE and ATTENTION name.
+    pub kv_layers: Slice<KvLayer>,
+}
+
+/// Parameters of RMS_NORM and LAYER_NORM.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct NormParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Added to the mean square (or variance) before the root.
+    pub eps: f32,
+    /// Elements normalised together; divides the last dimension. Per-head norms have the head's size here. Weight and bias have this length.
+    pub n: u32,
+}
+
+open_enum! {
+    /// Which two elements of a head rope turns together.
+    RopeStyle: u32 {
+        /// `x[2i]` and `x[2i + 1]`.
+        ADJACENT = 0,
+        /// `x[i]` and `x[i + n_rot / 2]`.
+        NEOX = 1,
+    }
+}
+
+/// Parameters of ROPE. Pair i of a head at position p turns by `p * base^(-2i / n_rot) / factors[i]`, scaled as YaRN says:
+/// with `ext_factor` 0 the angle is that times `freq_scale` and cosine and sine are multiplied by `attn_factor`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct RopeParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Which elements pair up.
+    pub style: RopeStyle,
+    /// Elements of a head; divides the last dimension.
+    pub head_dim: u32,
+    /// Elements of a head that turn, from its start; even, at most `head_dim`.
+    pub n_rot: u32,
+    /// Context the model was trained on before scaling; used when `ext_factor` is not 0.
+    pub n_ctx_orig: u32,
+    /// Frequency base.
+    pub base: f32,
+    /// Position scale (1 / scaling factor).
+    pub freq_scale: f32,
+    /// YaRN's extrapolation mix; 0 for none.
+    pub ext_factor: f32,
+    /// Magnitude of cosine and sine.
+    pub attn_factor: f32,
+    /// YaRN's fast boundary, in rotations.
+    pub beta_fast: f32,
+    /// YaRN's slow boundary, in rotations.
+    pub beta_slow: f32,
+}
+
+/// Parameters of KV_STORE.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct KvStoreParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Index into [`Program::kv_layers`].
+    pub kv_layer: u32,
+}
+
+/// Parameters of ATTENTION: causal softmax attention over the sequence's stored keys and values, this run's included.
+/// Query head h reads key head `h / (n_head / n_head_kv)`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct AttentionParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Index into [`Program::kv_layers`].
+    pub kv_layer: u32,
+    /// Query heads; a multiple of the layer's n_head_kv.
+    pub n_head: u32,
+    /// Multiplies every score.
+    pub scale: f32,
+    /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
+    pub softcap: f32,
+    /// A query at p sees positions above `p - window`; 0 for all up to p.
+    pub window: u32,
+}
+
+open_enum! {
+    /// Functions of one number.
+    Activation: u32 {
+        /// `x / (1 + exp(-x))`.
+        SILU = 0,
+        /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+        GELU_TANH = 1,
+        /// `0.5 x (1 + erf(x / sqrt(2)))`.
+        GELU_ERF = 2,
+        /// `max(x, 0)`.
+        RELU = 3,
+        /// `1 / (1 + exp(-x))`.
+        SIGMOID = 4,
+        /// `tanh(x)`.
+        TANH = 5,
+    }
+}
+
+/// Parameters of GLU and UNARY.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct ActivationParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// The function.
+    pub activation: Activation,
+}
+
+/// Parameters of SCALE and SOFTCAP.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct ScaleParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// The factor, or the cap.
+    pub factor: f32,
+}
+
+/// Parameters of SLICE.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct SliceParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// First column.
+    pub begin: u32,
+    /// Number of columns.
+    pub len: u32,
+}
+
+/// Parameters of TOP_K.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct TopKParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// How many; at most the last dimension.
+    pub k: u32,
+}
