@@ -177,6 +177,9 @@ pub struct DeviceInfo {
     pub type_for_scratch: u32,
     /// Buffer type that the backend advises for staging: memory the host can map.
     pub type_for_staging: u32,
+    /// How willingly `auto` takes it: among devices of one kind the greatest rank wins, and a device of rank 0 is used only
+    /// when named (an oracle, a debugging layer).
+    pub rank: u32,
     /// The device's name.
     pub name: Text<128>,
     /// The vendor's name.

@@ -118,7 +118,8 @@ pub struct WeightLayout {
     pub alignment: u64,
 }
 
-/// One tile of a weight: rows `first_row .. first_row + n_rows` at `range`.
+/// One tile of a weight: rows `first_row .. first_row + n_rows` at `range`. A weight of one dimension counts as a matrix
+/// of one row, here, in [`WeightDesc`] and in [`WeightLayout`]: its only tile has `first_row` 0 and `n_rows` 1.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, StableAbi)]
 pub struct WeightTile {

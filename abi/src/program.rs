@@ -169,8 +169,14 @@ open_enum! {
     }
 }
 
-/// Parameters of ROPE. Pair i of a head at position p turns by `p * base^(-2i / n_rot) / factors[i]`, scaled as YaRN says:
-/// with `ext_factor` 0 the angle is that times `freq_scale` and cosine and sine are multiplied by `attn_factor`.
+/// Parameters of ROPE. Pair i of a head at position p turns by `p * f`, where with `full = base^(-2i / n_rot) / factors[i]`:
+///
+/// * `f = full * freq_scale` when `ext_factor` is 0, else as YaRN mixes them:
+///   `f = full * freq_scale * (1 - mix) + full * mix`, `mix = ext_factor * (1 - clamp((i - low) / max(high - low, 0.001), 0, 1))`,
+///   `low = max(floor(pair(beta_fast)), 0)`, `high = min(ceil(pair(beta_slow)), n_rot - 1)`,
+///   `pair(b) = n_rot * ln(n_ctx_orig / (2 pi b)) / (2 ln(base))`.
+/// * Cosine and sine are multiplied by exactly `attn_factor`. YaRN's `0.1 ln(s) + 1` is part of that number where a model
+///   wants it; the op adds no term of its own.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, StableAbi)]
 pub struct RopeParams {
@@ -209,7 +215,8 @@ pub struct KvStoreParams {
 }
 
 /// Parameters of ATTENTION: causal softmax attention over the sequence's stored keys and values, this run's included.
-/// Query head h reads key head `h / (n_head / n_head_kv)`.
+/// Query head h reads key head `h / (n_head / n_head_kv)`. A head's sink takes part in its softmax as one more score, neither
+/// scaled nor capped, whose value is zero.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, StableAbi)]
 pub struct AttentionParams {

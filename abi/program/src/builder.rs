@@ -7,6 +7,7 @@ use crate::{
     Activation, Dim, KvLayer, Op, OpKind, Program, ProgramError, RopeStyle, Value, ValueId,
     ValueKind,
 };
+use std::collections::HashMap;
 use tegula_quant::DType;
 
 /// Rope's parameters with the defaults of a model without scaling.
@@ -56,6 +57,8 @@ pub struct Norm {
 #[derive(Debug, Default)]
 pub struct ProgramBuilder {
     program: Program,
+    /// Weights by name, so that models of thousands of layers build in time linear in their size.
+    weights: HashMap<String, ValueId>,
     layer: Option<u32>,
     fault: Option<ProgramError>,
 }
@@ -80,11 +83,13 @@ impl ProgramBuilder {
 
     /// Declares a weight by its tensor's name. Asking again for the same name gives the same value (tied embeddings).
     pub fn weight(&mut self, name: &str, dtype: DType, dims: &[u64]) -> ValueId {
-        let known = self.program.weights().find(|(_, value)| value.name == name).map(|(id, _)| id);
-        known.unwrap_or_else(|| {
-            let dims = dims.iter().map(|n| Dim::Fixed(*n)).collect();
-            self.push(ValueKind::Weight, name, dtype, dims)
-        })
+        if let Some(id) = self.weights.get(name) {
+            return *id;
+        }
+        let dims = dims.iter().map(|n| Dim::Fixed(*n)).collect();
+        let id = self.push(ValueKind::Weight, name, dtype, dims);
+        self.weights.insert(name.to_owned(), id);
+        id
     }
 
     /// Declares the KV cache of a layer; `kv.index` is set here.

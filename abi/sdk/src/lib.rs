@@ -14,6 +14,7 @@
 mod device;
 mod error;
 mod host;
+pub mod host_memory;
 mod run;
 pub mod scratch;
 mod thunks;

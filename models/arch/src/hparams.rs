@@ -1,0 +1,276 @@
+//! Hyperparameters: typed reading of metadata with a range for every number, and those that all architectures share.
+//!
+//! The caps are far above every published model and low enough that any product of two of them fits 64 bits with room.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use tegula_gguf::Metadata;
+use tegula_program::Norm;
+
+use crate::ArchError;
+use crate::error::clip;
+use crate::tensors::TensorTable;
+
+const N_LAYER: RangeInclusive<u32> = 1..=4096;
+const N_EMBD: RangeInclusive<u32> = 1..=1 << 20;
+const N_HEAD: RangeInclusive<u32> = 1..=1 << 14;
+const HEAD_DIM: RangeInclusive<u32> = 1..=1 << 14;
+const N_FF: RangeInclusive<u32> = 1..=1 << 24;
+/// Token ids are i32.
+const N_VOCAB: RangeInclusive<u64> = 1..=i32::MAX as u64;
+
+/// A file's facts under one architecture's prefix.
+pub(crate) struct Keys<'a> {
+    pub(crate) arch: &'static str,
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) tensors: &'a TensorTable,
+}
+
+impl Keys<'_> {
+    /// `{arch}.{key}`.
+    pub(crate) fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
+    /// An error about the value of `key`.
+    pub(crate) fn bad(
+        &self,
+        key: &str,
+        got: impl Display,
+        allowed: impl Into<String>,
+    ) -> ArchError {
+        let (file, key) = (self.tensors.file(), self.full(key));
+        ArchError::BadHparam { file, key, got: got.to_string(), allowed: allowed.into() }
+    }
+
+    /// An error about something that the architecture cannot do yet; `what` ends with its verb.
+    pub(crate) fn unsupported(
+        &self,
+        what: &'static str,
+        key: &str,
+        got: impl Display,
+    ) -> ArchError {
+        let (file, key, got) = (self.tensors.file(), self.full(key), clip(&got.to_string()));
+        ArchError::Unsupported { file, arch: self.arch, what, key, got }
+    }
+
+    fn within<T: PartialOrd + Display + Copy>(
+        &self,
+        key: &str,
+        value: T,
+        range: &RangeInclusive<T>,
+    ) -> Result<T, ArchError> {
+        if range.contains(&value) {
+            return Ok(value);
+        }
+        let allowed = format!("it must be from {} to {}", range.start(), range.end());
+        Err(self.bad(key, value, allowed))
+    }
+
+    pub(crate) fn u32(&self, key: &str, range: RangeInclusive<u32>) -> Result<u32, ArchError> {
+        let value = self.metadata.get_u32(&self.full(key))?;
+        self.within(key, value, &range)
+    }
+
+    pub(crate) fn opt_u32(
+        &self,
+        key: &str,
+        range: RangeInclusive<u32>,
+    ) -> Result<Option<u32>, ArchError> {
+        let value = self.metadata.opt_u32(&self.full(key))?;
+        value.map(|value| self.within(key, value, &range)).transpose()
+    }
+
+    /// A value per layer, from an array or one number for all.
+    fn per_layer(
+        &self,
+        key: &str,
+        n_layer: u32,
+        range: RangeInclusive<u32>,
+    ) -> Result<Option<Vec<u32>>, ArchError> {
+        let values = self.metadata.optional_per_layer(&self.full(key), n_layer as usize)?;
+        for value in values.iter().flatten() {
+            self.within(key, *value, &range)?;
+        }
+        Ok(values)
+    }
+
+    /// NaN is in no range.
+    pub(crate) fn f32(&self, key: &str, range: RangeInclusive<f32>) -> Result<f32, ArchError> {
+        let value = self.metadata.get_f32(&self.full(key))?;
+        self.within(key, value, &range)
+    }
+
+    pub(crate) fn opt_f32(
+        &self,
+        key: &str,
+        range: RangeInclusive<f32>,
+    ) -> Result<Option<f32>, ArchError> {
+        let value = self.metadata.opt_f32(&self.full(key))?;
+        value.map(|value| self.within(key, value, &range)).transpose()
+    }
+
+    pub(crate) fn f32_or(
+        &self,
+        key: &str,
+        range: RangeInclusive<f32>,
+        default: f32,
+    ) -> Result<f32, ArchError> {
+        Ok(self.opt_f32(key, range)?.unwrap_or(default))
+    }
+
+    pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&str>, ArchError> {
+        Ok(self.metadata.opt_str(&self.full(key))?)
+    }
+
+    /// Refuses what no architecture here can do and what would otherwise run with wrong results.
+    pub(crate) fn refuse_unsupported(&self) -> Result<(), ArchError> {
+        let n_expert = self.opt_u32("expert_count", 0..=u32::MAX)?.unwrap_or(0);
+        if n_expert > 0 {
+            return Err(self.unsupported("mixture of experts is", "expert_count", n_expert));
+        }
+        let causal = self.metadata.opt_bool(&self.full("attention.causal"))?.unwrap_or(true);
+        if !causal {
+            return Err(self.unsupported(
+                "attention to later tokens is",
+                "attention.causal",
+                causal,
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What differs between layers in some files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LayerHparams {
+    pub(crate) n_head: u32,
+    pub(crate) n_head_kv: u32,
+    pub(crate) n_ff: u32,
+}
+
+/// What every architecture has.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Hparams {
+    pub(crate) n_vocab: u32,
+    /// Context length of the training; nothing is sized by it.
+    pub(crate) n_ctx_train: u32,
+    pub(crate) n_embd: u32,
+    /// Elements of a query or key head.
+    pub(crate) head_dim_k: u32,
+    /// Elements of a value head.
+    pub(crate) head_dim_v: u32,
+    /// Elements of a head that rope turns.
+    pub(crate) n_rot: u32,
+    pub(crate) rms_eps: f32,
+    /// One entry per layer, at least one.
+    pub(crate) layers: Vec<LayerHparams>,
+}
+
+impl Hparams {
+    pub(crate) fn read(keys: &Keys<'_>) -> Result<Self, ArchError> {
+        keys.refuse_unsupported()?;
+        let n_layer = keys.u32("block_count", N_LAYER)?;
+        let n_embd = keys.u32("embedding_length", N_EMBD)?;
+        let n_ctx_train = keys.u32("context_length", 1..=u32::MAX)?;
+        let rms_eps = keys.f32("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
+        let layers = Self::read_layers(keys, n_layer)?;
+        let head_dim_k = Self::head_dim(keys, "attention.key_length", n_embd, &layers)?;
+        let head_dim_v = Self::head_dim(keys, "attention.value_length", n_embd, &layers)?;
+        let n_rot = keys.opt_u32("rope.dimension_count", 1..=head_dim_k)?.unwrap_or(head_dim_k);
+        if !n_rot.is_multiple_of(2) {
+            return Err(keys.bad(
+                "rope.dimension_count",
+                n_rot,
+                "rope turns pairs, so it must be even (where the key is absent, it is the length of a head)",
+            ));
+        }
+        let n_vocab = Self::n_vocab(keys, n_embd)?;
+        Ok(Self { n_vocab, n_ctx_train, n_embd, head_dim_k, head_dim_v, n_rot, rms_eps, layers })
+    }
+
+    fn read_layers(keys: &Keys<'_>, n_layer: u32) -> Result<Vec<LayerHparams>, ArchError> {
+        let required = |key: &str, range| {
+            let missing = || keys.bad(key, "absent", "the architecture needs it");
+            keys.per_layer(key, n_layer, range)?.ok_or_else(missing)
+        };
+        let n_head = required("attention.head_count", N_HEAD)?;
+        let n_ff = required("feed_forward_length", N_FF)?;
+        let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, N_HEAD)?;
+        // Without the key every query head has its own keys.
+        let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
+        let layers = n_head.iter().zip(&n_head_kv).zip(&n_ff);
+        layers
+            .map(|((&n_head, &n_head_kv), &n_ff)| {
+                if n_head.is_multiple_of(n_head_kv) {
+                    return Ok(LayerHparams { n_head, n_head_kv, n_ff });
+                }
+                let allowed = format!("it must divide the {n_head} heads of queries");
+                Err(keys.bad("attention.head_count_kv", n_head_kv, allowed))
+            })
+            .collect()
+    }
+
+    /// The key, or the embedding split over the heads.
+    fn head_dim(
+        keys: &Keys<'_>,
+        key: &str,
+        n_embd: u32,
+        layers: &[LayerHparams],
+    ) -> Result<u32, ArchError> {
+        if let Some(head_dim) = keys.opt_u32(key, HEAD_DIM)? {
+            return Ok(head_dim);
+        }
+        let n_head = layers.first().map_or(1, |layer| layer.n_head);
+        match n_embd.checked_rem(n_head) {
+            Some(0) => keys.within(key, n_embd / n_head, &HEAD_DIM),
+            _ => {
+                let allowed = format!(
+                    "it is needed where {n_embd} elements do not split over {n_head} heads"
+                );
+                Err(keys.bad(key, "absent", allowed))
+            }
+        }
+    }
+
+    fn n_vocab(keys: &Keys<'_>, n_embd: u32) -> Result<u32, ArchError> {
+        let (file, tensor) = (keys.tensors.file(), "token_embd.weight".to_owned());
+        let Some(n_rows) = keys.tensors.n_rows(&tensor) else {
+            return Err(ArchError::MissingTensor {
+                file,
+                tensor,
+                expected: format!("[n_vocab, {n_embd}]"),
+            });
+        };
+        match u32::try_from(n_rows) {
+            Ok(n_vocab) if N_VOCAB.contains(&n_rows) => Ok(n_vocab),
+            _ => Err(ArchError::BadHparam {
+                file,
+                key: "the number of rows of token_embd.weight".into(),
+                got: n_rows.to_string(),
+                allowed: format!("it must be from {} to {}", N_VOCAB.start(), N_VOCAB.end()),
+            }),
+        }
+    }
+
+    /// The norm over a whole row of the residual stream.
+    pub(crate) fn norm(&self) -> Norm {
+        Norm { eps: self.rms_eps, n: self.n_embd }
+    }
+
+    /// Scores are divided by the root of the length of a head, so that their variance does not grow with it.
+    pub(crate) fn attention_scale(&self) -> f32 {
+        1.0 / (self.head_dim_k as f32).sqrt()
+    }
+
+    /// Layers by number.
+    pub(crate) fn numbered_layers(&self) -> impl Iterator<Item = (u32, LayerHparams)> {
+        (0..).zip(self.layers.iter().copied())
+    }
+
+    /// Whether `layer` is the last one, where rows that nobody wants are dropped.
+    pub(crate) fn is_last(&self, layer: u32) -> bool {
+        layer as usize + 1 == self.layers.len()
+    }
+}

@@ -1,0 +1,80 @@
+//! Grouped-query self-attention with rotary positions.
+
+use tegula_program::{Norm, Rope, ValueId};
+
+use crate::graph::{Bias, Graph};
+use crate::hparams::{Hparams, LayerHparams};
+
+/// How a layer attends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attention {
+    pub(crate) n_embd: u32,
+    pub(crate) n_head: u32,
+    pub(crate) n_head_kv: u32,
+    pub(crate) head_dim_k: u32,
+    pub(crate) head_dim_v: u32,
+    pub(crate) rope: Rope,
+    /// Divisors of rope's frequencies.
+    pub(crate) rope_factors: Option<ValueId>,
+    pub(crate) qkv_bias: Bias,
+    pub(crate) output_bias: Bias,
+    /// Norm of every query and key head before rope, with this epsilon.
+    pub(crate) qk_norm_eps: Option<f32>,
+    /// Multiplies scores.
+    pub(crate) scale: f32,
+    /// Bounds scores; 0 for not.
+    pub(crate) softcap: f32,
+    /// Positions a query sees; 0 for all before it.
+    pub(crate) window: u32,
+}
+
+impl Attention {
+    /// The plain form: no biases, no norms, no window.
+    pub(crate) fn new(hparams: &Hparams, layer: LayerHparams, rope: Rope) -> Self {
+        Self {
+            n_embd: hparams.n_embd,
+            n_head: layer.n_head,
+            n_head_kv: layer.n_head_kv,
+            head_dim_k: hparams.head_dim_k,
+            head_dim_v: hparams.head_dim_v,
+            rope,
+            rope_factors: None,
+            qkv_bias: Bias::None,
+            output_bias: Bias::None,
+            qk_norm_eps: None,
+            scale: hparams.attention_scale(),
+            softcap: 0.0,
+            window: 0,
+        }
+    }
+
+    /// Layers of a group share block tables, so they keep the same positions. All layers keep everything now; layers with a
+    /// window could have a group of their own that forgets.
+    fn kv_group(&self) -> u32 {
+        0
+    }
+}
+
+/// `W_o softmax(scale Q K^T) V` of layer `il`, where x is f32\[n_tokens, n_embd\].
+pub(crate) fn attention(g: &mut Graph<'_>, il: u32, x: ValueId, a: &Attention) -> ValueId {
+    let [n_embd, n_head, n_head_kv] = [a.n_embd, a.n_head, a.n_head_kv].map(u64::from);
+    let [dim_k, dim_v] = [a.head_dim_k, a.head_dim_v].map(u64::from);
+    let name = |part: &str| format!("blk.{il}.{part}");
+
+    let mut q = g.linear(x, &name("attn_q"), [n_head * dim_k, n_embd], a.qkv_bias);
+    let mut k = g.linear(x, &name("attn_k"), [n_head_kv * dim_k, n_embd], a.qkv_bias);
+    let v = g.linear(x, &name("attn_v"), [n_head_kv * dim_v, n_embd], a.qkv_bias);
+
+    if let Some(eps) = a.qk_norm_eps {
+        let norm = Norm { eps, n: a.head_dim_k };
+        q = g.rms_norm(q, &name("attn_q_norm"), norm);
+        k = g.rms_norm(k, &name("attn_k_norm"), norm);
+    }
+    q = g.ops.rope(q, g.positions, a.rope_factors, a.rope);
+    k = g.ops.rope(k, g.positions, a.rope_factors, a.rope);
+
+    let kv = g.kv_layer(a.kv_group(), a.n_head_kv, [a.head_dim_k, a.head_dim_v]);
+    g.ops.kv_store(kv, k, v);
+    let heads = g.ops.attention(kv, q, a.n_head, a.scale, a.softcap, a.window); // [n_tokens, n_head * dim_v]
+    g.linear(heads, &name("attn_output"), [n_embd, n_head * dim_v], a.output_bias)
+}

@@ -1,0 +1,23 @@
+//! Gated MLP: SwiGLU, GEGLU (Shazeer, "GLU Variants Improve Transformer").
+
+use tegula_program::{Activation, ValueId};
+
+use crate::graph::{Bias, Graph};
+
+/// The sizes and the function of a gated MLP.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mlp {
+    pub(crate) n_embd: u32,
+    pub(crate) n_ff: u32,
+    pub(crate) activation: Activation,
+    pub(crate) bias: Bias,
+}
+
+/// `W_down (act(W_gate x) * W_up x)` of layer `il`, where x is f32\[n, n_embd\].
+pub(crate) fn mlp(g: &mut Graph<'_>, il: u32, x: ValueId, mlp: &Mlp) -> ValueId {
+    let [n_embd, n_ff] = [mlp.n_embd, mlp.n_ff].map(u64::from);
+    let gate = g.linear(x, &format!("blk.{il}.ffn_gate"), [n_ff, n_embd], mlp.bias);
+    let up = g.linear(x, &format!("blk.{il}.ffn_up"), [n_ff, n_embd], mlp.bias);
+    let inner = g.ops.glu(mlp.activation, gate, up); // [n, n_ff]
+    g.linear(inner, &format!("blk.{il}.ffn_down"), [n_embd, n_ff], mlp.bias)
+}

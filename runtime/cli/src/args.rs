@@ -1,0 +1,262 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use tegula::{DType, ModelOptions, PlanOptions, SamplerOptions};
+
+/// Runs language models from GGUF files on whatever device is there.
+#[derive(Debug, Parser)]
+#[command(name = "tegula", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a text.
+    Run(RunArgs),
+    /// Talk with a model.
+    Chat(ChatArgs),
+    /// Show backends, devices and their memory.
+    Devices(DevicesArgs),
+    /// Show what loading a model would put where.
+    Plan(PlanArgs),
+    /// Show a model file's metadata and tensors.
+    Inspect(InspectArgs),
+    /// Turn text from stdin into token ids, or back.
+    Tokenize(TokenizeArgs),
+    /// Render a list of messages as the model's prompt.
+    Template(TemplateArgs),
+    /// Show the logits that a model computes for token ids.
+    Logits(LogitsArgs),
+}
+
+/// How a model is loaded.
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// The model: a GGUF file, any shard of a split one.
+    pub(crate) model: PathBuf,
+    /// Devices to use: auto, cpu, vulkan:0, uuid:..., pci:..., name:*text*, !excluded [default: TEGULA_DEVICE, or auto]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) device: Option<String>,
+    /// Host threads [default: the usable cores]
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) threads: Option<u32>,
+    /// Context in tokens [default: the trained one, or the longest that fits]
+    #[arg(long, short = 'c', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ctx: Option<u32>,
+    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub(crate) kv_type: DType,
+    /// Element type of the keys, where it differs
+    #[arg(long, value_name = "TYPE", value_parser = kv_type)]
+    pub(crate) kv_type_k: Option<DType>,
+    /// Element type of the values, where it differs
+    #[arg(long, value_name = "TYPE", value_parser = kv_type)]
+    pub(crate) kv_type_v: Option<DType>,
+    /// Tokens of a prompt that are computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ubatch: u32,
+    /// Copy weights to memory of the device even where they could be used from the file
+    #[arg(long)]
+    pub(crate) no_mmap: bool,
+}
+
+fn kv_type(text: &str) -> Result<DType, String> {
+    let allowed = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0];
+    DType::from_name(text)
+        .filter(|dtype| allowed.contains(dtype))
+        .ok_or_else(|| "one of f32, f16, bf16, q8_0, q4_0".to_owned())
+}
+
+impl LoadArgs {
+    /// As the library wants it, with `n_outputs` rows of logits a run.
+    pub(crate) fn options(&self, n_outputs: u32) -> ModelOptions {
+        ModelOptions {
+            device: self.device.clone(),
+            n_threads: self.threads.unwrap_or(0),
+            plan: PlanOptions {
+                n_ctx: self.ctx,
+                dtype_k: self.kv_type_k.unwrap_or(self.kv_type),
+                dtype_v: self.kv_type_v.unwrap_or(self.kv_type),
+                n_ubatch: self.ubatch,
+                n_outputs,
+                mmap: !self.no_mmap,
+            },
+        }
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+pub(crate) struct SampleArgs {
+    /// Seed of the choice [default: random]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Randomness; 0 always takes the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    pub(crate) temperature: f32,
+    /// Choose among the K likeliest; 0 is all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub(crate) top_k: u32,
+    /// Choose among the likeliest that sum to this probability; 1 is all
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub(crate) top_p: f32,
+    /// Leave out what is less likely than this share of the likeliest; 0 is none
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    pub(crate) min_p: f32,
+    /// Make tokens of the last 64 less likely; 1 is not at all
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(crate) repeat_penalty: f32,
+    /// Generate at most N tokens [default: to the end of the context]
+    #[arg(short = 'n', long = "predict", value_name = "N")]
+    pub(crate) n_predict: Option<u32>,
+}
+
+impl SampleArgs {
+    /// As the library wants it; a random seed is drawn where none is given.
+    pub(crate) fn options(&self) -> SamplerOptions {
+        use std::hash::{BuildHasher, Hasher};
+        let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
+        SamplerOptions {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            seed: self.seed.unwrap_or_else(random),
+            ..SamplerOptions::default()
+        }
+    }
+}
+
+/// `tegula run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) sample: SampleArgs,
+    /// The text to continue
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TEXT",
+        required_unless_present = "file",
+        conflicts_with = "file"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// Read the text to continue from a file
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Put the prompt into the model's chat template as a user's message
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Go on past the model's end of text
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Give the text, tokens and timings as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// No timings on stderr
+    #[arg(long, short = 'q')]
+    pub(crate) quiet: bool,
+}
+
+/// `tegula chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) sample: SampleArgs,
+    /// A system message
+    #[arg(long, short = 's', value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
+/// `tegula devices`.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `tegula plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// As JSON, with every chunk and tile
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `tegula inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// The model file
+    pub(crate) model: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show arrays and texts in full
+    #[arg(long)]
+    pub(crate) full: bool,
+}
+
+/// `tegula tokenize`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// The model file
+    pub(crate) model: PathBuf,
+    /// Neither add tokens such as BOS nor read texts such as <|im_start|> as control tokens
+    #[arg(long)]
+    pub(crate) no_special: bool,
+    /// Do not read texts such as <|im_start|> as control tokens, but add BOS where the model wants it
+    #[arg(long, conflicts_with = "no_special")]
+    pub(crate) no_parse_special: bool,
+    /// A JSON array of ids (and with --decode, read one)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Turn ids from stdin into text
+    #[arg(long)]
+    pub(crate) decode: bool,
+}
+
+/// `tegula template`.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArgs {
+    /// The model file
+    pub(crate) model: PathBuf,
+    /// A JSON file: an array of messages, or an object with `messages`, `tools` and other variables; - is stdin
+    pub(crate) messages: PathBuf,
+    /// Do not end with the beginning of the assistant's turn
+    #[arg(long)]
+    pub(crate) no_generation_prompt: bool,
+}
+
+/// `tegula logits`.
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    pub(crate) ids: Vec<u32>,
+    /// How many of the greatest to show
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub(crate) top: usize,
+    /// Only the last position
+    #[arg(long)]
+    pub(crate) last: bool,
+    /// Evaluate the ids one by one, as generation does, not as one prompt
+    #[arg(long)]
+    pub(crate) one_by_one: bool,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,10 @@
+//! One file per command.
+
+pub(crate) mod chat;
+pub(crate) mod devices;
+pub(crate) mod inspect;
+pub(crate) mod logits;
+pub(crate) mod plan;
+pub(crate) mod run;
+pub(crate) mod template;
+pub(crate) mod tokenize;

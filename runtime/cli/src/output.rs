@@ -1,0 +1,132 @@
+//! What commands share: loading with a progress bar, Ctrl-C, tables, timings.
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tegula::memory::units::format_size;
+use tegula::{Caps, Generation, Model, ModelOptions, Runtime, RuntimeOptions};
+
+/// Set by Ctrl-C; generation looks at it between tokens.
+pub(crate) static CANCEL: AtomicBool = AtomicBool::new(false);
+
+/// From now on the first Ctrl-C sets [`CANCEL`]; one more while it is set ends the process as usual.
+pub(crate) fn catch_ctrl_c() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if CANCEL.swap(true, Ordering::SeqCst) {
+            // The user insists: nothing is waited for.
+            end_interrupted();
+        }
+    })
+    .context("Ctrl-C cannot be caught")
+}
+
+#[expect(clippy::exit, reason = "a second Ctrl-C must end the process whatever it is doing")]
+fn end_interrupted() -> ! {
+    std::process::exit(130)
+}
+
+/// A runtime under the caps of the environment.
+pub(crate) fn runtime() -> Result<Runtime> {
+    let options = RuntimeOptions { caps: Caps::from_env()?, ..RuntimeOptions::default() };
+    Ok(Runtime::new(&options))
+}
+
+/// A loaded model, and the time that took. A bar shows progress on a terminal.
+pub(crate) fn load(path: &Path, options: &ModelOptions) -> Result<(Model, Duration)> {
+    let begin = Instant::now();
+    let bar = if std::io::stderr().is_terminal() {
+        let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        ProgressBar::new(0).with_style(style)
+    } else {
+        ProgressBar::hidden()
+    };
+    let model = Model::open(&runtime()?, path, options, &mut |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+    });
+    bar.finish_and_clear();
+    Ok((model?, begin.elapsed()))
+}
+
+/// The process's greatest resident memory, where the system tells.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// One line of timings on stderr.
+pub(crate) fn print_timings(load: Duration, generation: &Generation) {
+    let peak = peak_memory().map(|bytes| format!(", peak memory {}", format_size(bytes)));
+    eprintln!(
+        "load {:.0} ms, prompt {} tokens at {:.1} t/s, generation {} tokens at {:.1} t/s{}",
+        load.as_secs_f64() * 1e3,
+        generation.n_prompt,
+        generation.prompt_rate(),
+        generation.n_decoded,
+        generation.decode_rate(),
+        peak.unwrap_or_default(),
+    );
+}
+
+/// Writes a piece of generated text at once.
+pub(crate) fn stream(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Prints a value as JSON on a line of its own.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Prints text on stdout, with an error instead of a panic when nobody reads it.
+pub(crate) fn print(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}
+
+/// Whether the reader of stdout went away (`| head`), which is no failure.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        let json =
+            cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// A table with columns as wide as their longest cell; columns in `right` are aligned to the right.
+pub(crate) fn table(header: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: &[String]| {
+        let padded: Vec<String> = cells
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(i, (cell, width))| {
+                let fill = " ".repeat(width.saturating_sub(cell.chars().count()));
+                if right.contains(&i) { fill + cell } else { cell.clone() + &fill }
+            })
+            .collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    let header: Vec<String> = header.iter().map(ToString::to_string).collect();
+    std::iter::once(line(&header))
+        .chain(rows.iter().map(|row| line(row)))
+        .collect::<Vec<_>>()
+        .join("\n")
+}

@@ -1,0 +1,186 @@
+//! What can go wrong, for whoever called: what was asked, what is allowed, where, and what to do next.
+
+use crate::memory::units::{SizeError, format_size};
+use std::path::PathBuf;
+
+/// Result of everything the runtime does.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failure of the runtime.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model file is damaged or not a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] tegula_gguf::GgufError),
+    /// The model's architecture or hyperparameters cannot be used.
+    #[error(transparent)]
+    Arch(#[from] tegula_arch::ArchError),
+    /// The model's tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] tegula_tokenizer::TokenizerError),
+    /// The model's chat template failed.
+    #[error(transparent)]
+    Template(#[from] tegula_tokenizer::TemplateError),
+    /// A backend or device failed.
+    #[error(transparent)]
+    Device(#[from] tegula_plugin::DeviceError),
+    /// No device could be used.
+    #[error("{0}")]
+    NoDevice(String),
+    /// A device selector is malformed or names nothing.
+    #[error("device `{selector}`: {why}\n{available}")]
+    Selector {
+        /// The part that is wrong.
+        selector: String,
+        /// Why.
+        why: String,
+        /// The devices that exist, one a line.
+        available: String,
+    },
+    /// A file could not be read or mapped.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A size in an option or environment variable cannot be read.
+    #[error("{name}: {source}")]
+    Size {
+        /// The option or variable.
+        name: &'static str,
+        /// Why.
+        source: SizeError,
+    },
+    /// An option's value makes no sense.
+    #[error("{name}: {why}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// What is wrong, and what is allowed.
+        why: String,
+    },
+    /// One indivisible row is larger than a buffer may be.
+    #[error(
+        "`{tensor}`: a row takes {asked} bytes, but a buffer of this device holds at most {limit}; raise TEGULA_MAX_BUFFER or use another device"
+    )]
+    RowTooBig {
+        /// The tensor.
+        tensor: String,
+        /// Bytes of the row.
+        asked: u64,
+        /// `max_size` of the buffer type.
+        limit: u64,
+    },
+    /// The context asked for does not fit.
+    #[error(
+        "a context of {asked} tokens needs {} of KV cache ({per_token} bytes a token), and {} is free for it: at most {fits} tokens fit. Lower -c, or use a smaller KV type (--kv-type q8_0)",
+        format_size(*bytes), format_size(*budget)
+    )]
+    ContextDoesNotFit {
+        /// Tokens asked for.
+        asked: u64,
+        /// Bytes they need.
+        bytes: u64,
+        /// Bytes of one token.
+        per_token: u64,
+        /// Bytes free for the cache.
+        budget: u64,
+        /// Tokens that fit.
+        fits: u64,
+    },
+    /// The weights and scratch alone are more than the device has free.
+    #[error(
+        "{device}: the model needs {} beside its KV cache (weights {weights}, scratch {scratch} bytes), and {} is free. Use a smaller quantisation, another device, or free memory",
+        format_size(weights + scratch), format_size(*free)
+    )]
+    ModelDoesNotFit {
+        /// The device.
+        device: String,
+        /// Bytes of weights.
+        weights: u64,
+        /// Bytes of scratch.
+        scratch: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The device cannot run an op of the model.
+    #[error(
+        "{device} cannot run {ops}, which this model needs; choose another device (tegula devices lists them)"
+    )]
+    OpsUnsupported {
+        /// The device.
+        device: String,
+        /// The ops' names.
+        ops: String,
+    },
+    /// Even one token at a time needs more scratch in one piece than a buffer may hold.
+    #[error(
+        "{device}: scratch for one token does not fit a buffer: {cause}; raise TEGULA_MAX_BUFFER"
+    )]
+    ScratchTooBig {
+        /// The device.
+        device: String,
+        /// The backend's words, with both numbers.
+        cause: Box<tegula_plugin::DeviceError>,
+    },
+    /// The sequence reached the end of its context.
+    #[error(
+        "the context is full: {n_ctx} tokens, {used} used, {asked} more asked; start with a larger -c"
+    )]
+    ContextFull {
+        /// Tokens of the context.
+        n_ctx: u32,
+        /// Tokens used.
+        used: u32,
+        /// Tokens asked for.
+        asked: u32,
+    },
+    /// Every KvBlock of the pool is in use by sequences.
+    #[error(
+        "the KV cache is full: all {n_blocks} blocks of {block_len} tokens are in use by sequences; end one, or load with a larger -c"
+    )]
+    KvPoolFull {
+        /// Blocks of the pool.
+        n_blocks: u32,
+        /// Tokens of a block.
+        block_len: u32,
+    },
+    /// A token id is not in the vocabulary.
+    #[error("token id {id} is not in the vocabulary of {n_vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// Vocabulary and embedding disagree.
+    #[error("{}: the tokenizer has {tokenizer} tokens but `token_embd.weight` has {rows} rows; the file is inconsistent", path.display())]
+    VocabMismatch {
+        /// The file.
+        path: PathBuf,
+        /// Tokens of the tokenizer.
+        tokenizer: u64,
+        /// Rows of the embedding.
+        rows: u64,
+    },
+    /// A number of bytes passes 2^64.
+    #[error("{what} pass 2^64; the model's shapes cannot be right")]
+    Overflow {
+        /// What was being computed.
+        what: String,
+    },
+    /// The model gave a logit that is no number.
+    #[error(
+        "the model computed a logit that is not a number (token position {pos}); the weights or the device are faulty"
+    )]
+    NotANumber {
+        /// Position of the token.
+        pos: u32,
+    },
+    /// An earlier failure left the model unusable.
+    #[error("the model stopped after an earlier failure: {0}")]
+    Poisoned(String),
+}

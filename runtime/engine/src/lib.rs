@@ -1,0 +1,59 @@
+//! The Tegula inference runtime: from a GGUF file to text, on whatever device is there, within what its memory truly gives.
+//!
+//! ```no_run
+//! use std::sync::atomic::AtomicBool;
+//! use tegula::{EncodeOptions, GenerateOptions, Model, Runtime, Sampler};
+//!
+//! let runtime = Runtime::new(&Default::default());
+//! let model = Model::open(&runtime, "model.gguf", &Default::default(), &mut |_| {})?;
+//! let options = EncodeOptions { add_special: true, parse_special: false };
+//! let prompt = model.tokenizer().encode("Once upon a time", options);
+//! let mut sequence = model.sequence();
+//! let mut sampler = Sampler::new(Default::default())?;
+//! let options = GenerateOptions { n_predict: Some(64), ..Default::default() };
+//! tegula::generate(&mut sequence, &prompt, &mut sampler, options, &AtomicBool::new(false), |text| {
+//!     print!("{text}");
+//! })?;
+//! # Ok::<(), tegula::Error>(())
+//! ```
+//!
+//! Decisions:
+//! * **The plan comes first and is what runs.** [`Model::plan_only`] tells every byte before anything is allocated; [`Model::open`] allocates
+//!   the plan's chunks and nothing else on a device. Only the KV cache is allocated later, segment by planned segment.
+//! * **Limits are the device's.** Everything larger than the device's `max_size` is tiled; nothing is cached per process.
+//! * **No failure leaves by a panic.** Every input from outside ends in a value of [`Error`].
+//! * The core names no backend: which exist is what the plugin search finds.
+
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod file;
+mod generate;
+mod kv_pool;
+pub mod memory;
+mod model;
+mod planner;
+mod runtime;
+mod sampler;
+pub mod selection;
+mod sequence;
+mod weights;
+
+pub use error::{Error, Result};
+pub use file::ModelFile;
+pub use generate::{GenerateOptions, Generation, StopReason, generate};
+pub use memory::plan::{Plan, PlanReport};
+pub use model::{Model, ModelOptions};
+pub use planner::PlanOptions;
+pub use runtime::{Caps, DeviceEntry, Runtime, RuntimeOptions, format_uuid};
+pub use sampler::{Sampler, SamplerOptions, greedy};
+pub use sequence::{Outputs, Sequence};
+pub use tegula_arch::ModelInfo;
+pub use tegula_gguf::{self as gguf, Gguf};
+pub use tegula_plugin::{DeviceInfo, RegistryOptions};
+pub use tegula_program::DType;
+pub use tegula_tokenizer::{
+    ChatInput, ChatTemplate, ChatTime, EncodeOptions, TemplateOrigin, Tokenizer,
+};
+pub use weights::Progress;

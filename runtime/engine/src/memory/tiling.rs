@@ -1,0 +1,271 @@
+//! Cuts tensors into tiles and packs tiles into chunks.
+//!
+//! A tensor is a stack of row groups (one row, or as many rows as a device's layout interleaves). A tile is a run of groups; it never
+//! spans two chunks. Small tensors share chunks up to the preferred size; one larger than that but within `max_size` gets a
+//! chunk of its own; only one larger than `max_size` is split. The same code serves buffers that are allocated and
+//! ranges of a mapped file, where the place of every row is given and only the cuts are free.
+
+use crate::Error;
+
+/// What is to be packed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// For errors and pictures.
+    pub name: String,
+    /// Rows in all.
+    pub n_rows: u64,
+    /// Rows that stay together.
+    pub rows_per_group: u64,
+    /// Bytes of a group.
+    pub group_bytes: u64,
+    /// Alignment of a tile's first byte inside its chunk.
+    pub alignment: u64,
+}
+
+impl Item {
+    fn n_groups(&self) -> u64 {
+        self.n_rows.div_ceil(self.rows_per_group.max(1))
+    }
+
+    /// Bytes of the whole item.
+    pub fn bytes(&self) -> Result<u64, Error> {
+        self.n_groups()
+            .checked_mul(self.group_bytes)
+            .ok_or_else(|| Error::Overflow { what: format!("the bytes of `{}`", self.name) })
+    }
+}
+
+/// A piece of an item in a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TileSpec {
+    /// Index of the item.
+    pub item: usize,
+    /// First row.
+    pub first_row: u64,
+    /// Rows.
+    pub n_rows: u64,
+    /// Index of the chunk.
+    pub chunk: usize,
+    /// First byte in the chunk.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Sizes of chunks and the tiles in them, in the order of the items.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Packing {
+    /// Bytes of each chunk.
+    pub chunks: Vec<u64>,
+    /// First byte in the file of each chunk; only for packings of a file.
+    pub file_begins: Vec<u64>,
+    /// All tiles.
+    pub tiles: Vec<TileSpec>,
+}
+
+/// Limits of the chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkLimits {
+    /// No chunk is larger.
+    pub max_size: u64,
+    /// Small items share chunks up to this size; at most `max_size`.
+    pub preferred: u64,
+}
+
+impl ChunkLimits {
+    fn too_big(&self, item: &Item) -> Error {
+        Error::RowTooBig {
+            tensor: item.name.clone(),
+            asked: item.group_bytes,
+            limit: self.max_size,
+        }
+    }
+
+    /// Groups of `item` that fit a chunk; at least one, or an error.
+    fn groups_per_chunk(&self, item: &Item) -> Result<u64, Error> {
+        match self.max_size.checked_div(item.group_bytes) {
+            None => Ok(item.n_groups().max(1)),
+            Some(0) => Err(self.too_big(item)),
+            Some(n) => Ok(n),
+        }
+    }
+}
+
+/// Packs `items` into new chunks.
+pub fn pack(items: &[Item], limits: ChunkLimits) -> Result<Packing, Error> {
+    let mut out = Packing::default();
+    for (index, item) in items.iter().enumerate() {
+        let bytes = item.bytes()?;
+        if bytes <= limits.max_size {
+            let chunk = open_chunk(&mut out.chunks, item.alignment, bytes, limits.preferred);
+            out.tiles.push(TileSpec {
+                item: index,
+                first_row: 0,
+                n_rows: item.n_rows,
+                chunk,
+                offset: aligned(out.chunks[chunk], item.alignment),
+                size: bytes,
+            });
+            out.chunks[chunk] = aligned(out.chunks[chunk], item.alignment) + bytes;
+            continue;
+        }
+        let per_chunk = limits.groups_per_chunk(item)?;
+        let mut group = 0;
+        while group < item.n_groups() {
+            let n = per_chunk.min(item.n_groups() - group);
+            let first_row = group * item.rows_per_group;
+            out.chunks.push(n * item.group_bytes);
+            out.tiles.push(TileSpec {
+                item: index,
+                first_row,
+                n_rows: (n * item.rows_per_group).min(item.n_rows - first_row),
+                chunk: out.chunks.len() - 1,
+                offset: 0,
+                size: n * item.group_bytes,
+            });
+            group += n;
+        }
+    }
+    Ok(out)
+}
+
+/// The last chunk if `bytes` still fit it, or a new one.
+fn open_chunk(chunks: &mut Vec<u64>, alignment: u64, bytes: u64, preferred: u64) -> usize {
+    let fits = chunks.last().is_some_and(|used| {
+        used.checked_next_multiple_of(alignment.max(1))
+            .and_then(|begin| begin.checked_add(bytes))
+            .is_some_and(|end| end <= preferred)
+    });
+    if !fits {
+        chunks.push(0);
+    }
+    chunks.len() - 1
+}
+
+fn aligned(offset: u64, alignment: u64) -> u64 {
+    offset.checked_next_multiple_of(alignment.max(1)).unwrap_or(u64::MAX)
+}
+
+/// Cuts the mapped range of a file into chunks that the device reads in place. `begins` are the items' first bytes in the file, rising;
+/// chunks begin at multiples of `import_alignment` and may overlap by less than that.
+pub fn pack_file(
+    items: &[Item],
+    begins: &[u64],
+    import_alignment: u64,
+    limits: ChunkLimits,
+) -> Result<Packing, Error> {
+    let down = |offset: u64| offset - offset % import_alignment.max(1);
+    let mut out = Packing::default();
+    let mut begin_of_chunk = 0u64;
+    for (index, (item, begin)) in items.iter().zip(begins).enumerate() {
+        let overflow = || Error::Overflow { what: format!("the place of `{}`", item.name) };
+        let mut group = 0;
+        while group < item.n_groups() {
+            let at = begin.checked_add(group * item.group_bytes).ok_or_else(overflow)?;
+            let rest = (item.n_groups() - group).checked_mul(item.group_bytes);
+            let rest = rest.ok_or_else(overflow)?;
+            let whole_fits =
+                |from: u64, limit: u64| at.checked_add(rest).is_some_and(|end| end - from <= limit);
+            let current = out.chunks.last().copied().unwrap_or(0);
+            if current == 0 || !whole_fits(begin_of_chunk, limits.preferred) {
+                begin_of_chunk = down(at);
+                out.chunks.push(0);
+                out.file_begins.push(begin_of_chunk);
+            }
+            let room = limits.max_size.saturating_sub(at - begin_of_chunk);
+            let n = match room.checked_div(item.group_bytes) {
+                None => item.n_groups() - group,
+                Some(0) => return Err(limits.too_big(item)),
+                Some(n) => n.min(item.n_groups() - group),
+            };
+            let (first_row, size) = (group * item.rows_per_group, n * item.group_bytes);
+            let chunk = out.chunks.len() - 1;
+            out.tiles.push(TileSpec {
+                item: index,
+                first_row,
+                n_rows: (n * item.rows_per_group).min(item.n_rows - first_row),
+                chunk,
+                offset: at - begin_of_chunk,
+                size,
+            });
+            out.chunks[chunk] = at - begin_of_chunk + size;
+            group += n;
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn item(n_rows: u64, rows_per_group: u64, group_bytes: u64, alignment: u64) -> Item {
+        Item { name: "w".into(), n_rows, rows_per_group, group_bytes, alignment }
+    }
+
+    /// Every row once and in order, no chunk over the limit, no two tiles on the same bytes: else a weight is read wrong.
+    fn check(items: &[Item], packing: &Packing, limits: ChunkLimits) {
+        assert!(packing.chunks.iter().all(|size| *size <= limits.max_size), "{packing:?}");
+        for (index, item) in items.iter().enumerate() {
+            let mut next = 0;
+            for tile in packing.tiles.iter().filter(|tile| tile.item == index) {
+                assert_eq!(tile.first_row, next);
+                let groups = tile.n_rows.div_ceil(item.rows_per_group);
+                assert_eq!(tile.size, groups * item.group_bytes);
+                assert!(tile.offset + tile.size <= packing.chunks[tile.chunk]);
+                next += tile.n_rows;
+            }
+            assert_eq!(next, item.n_rows);
+        }
+        let mut spans: Vec<_> =
+            packing.tiles.iter().map(|t| (t.chunk, t.offset, t.offset + t.size)).collect();
+        spans.sort_unstable();
+        for pair in spans.windows(2) {
+            assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1, "{pair:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn packings_cover_every_row_once(
+            shapes in prop::collection::vec((1u64..200, 1u64..9, 1u64..300, 0u32..7), 1..20),
+            max in 300u64..5000,
+            preferred in 1u64..5000,
+            import_alignment in prop::sample::select(vec![1u64, 32, 64]),
+        ) {
+            let limits = ChunkLimits { max_size: max, preferred: preferred.min(max) };
+            let items: Vec<_> =
+                shapes.iter().map(|(r, g, b, a)| item(*r, *g, *b, 1 << a)).collect();
+            let packing = pack(&items, limits).unwrap();
+            check(&items, &packing, limits);
+            for tile in &packing.tiles {
+                prop_assert!(tile.offset.is_multiple_of(items[tile.item].alignment));
+            }
+            let wide = ChunkLimits { max_size: max + import_alignment, ..limits };
+            let mut at = 7;
+            let mut begins = Vec::new();
+            for item in &items {
+                begins.push(at);
+                at += item.bytes().unwrap() + 5;
+            }
+            let packing = pack_file(&items, &begins, import_alignment, wide).unwrap();
+            check(&items, &packing, wide);
+            for tile in &packing.tiles {
+                let item = &items[tile.item];
+                let row_begin = begins[tile.item] + tile.first_row / item.rows_per_group * item.group_bytes;
+                prop_assert_eq!(packing.file_begins[tile.chunk] + tile.offset, row_begin);
+            }
+        }
+    }
+
+    /// One row larger than a buffer cannot be cut: the load is refused by name and numbers, not at some later step.
+    #[test]
+    fn a_row_over_the_limit_is_refused() {
+        let limits = ChunkLimits { max_size: 99, preferred: 99 };
+        let error = pack(&[item(4, 1, 100, 1)], limits).unwrap_err();
+        assert!(matches!(error, Error::RowTooBig { asked: 100, limit: 99, .. }), "{error}");
+        let error = pack_file(&[item(4, 1, 100, 1)], &[0], 1, limits).unwrap_err();
+        assert!(matches!(error, Error::RowTooBig { .. }), "{error}");
+    }
+}

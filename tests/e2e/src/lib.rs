@@ -1,0 +1,1 @@
+//! What crosses crates: end to end, golden data, hostile files and plugins.
