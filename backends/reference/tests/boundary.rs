@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "calls the boundary's tables")]
 
-#[expect(dead_code, reason = "each test crate uses a part of it")]
 mod common;
 
 use common::{Call, Failure, Rig, Seq, Session, Setup, call, f32_bytes, f32s, i32_bytes};

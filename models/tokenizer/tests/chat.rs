@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use tegula_tokenizer::{ChatInput, ChatTemplate, ChatTime, TemplateError};
+use tegula_tokenizer::{ChatInput, ChatTemplate, ChatTime, TemplateError, Tokenizer};
 
 /// The time at which the reference was rendered.
 const NOW: ChatTime = ChatTime { year: 2026, month: 1, day: 15, hour: 12, minute: 34, second: 56 };
@@ -87,4 +87,28 @@ fn templates_render_as_in_the_reference() {
     eprintln!("{} templates, {n_cases} cases, {} known differences", names.len(), known.len());
     assert!(new.is_empty(), "prompts that differ from the reference: {new:?}");
     assert!(gone.is_empty(), "no longer different, remove from chat_known.json: {gone:?}");
+}
+
+/// The whole way from messages to the ids that the real models were measured with.
+#[test]
+fn real_models_see_the_reference_prompt() {
+    let Some(dir) = common::golden("real") else { return };
+    let messages = serde_json::json!([
+        {"role": "system", "content": "You are a concise assistant."},
+        {"role": "user", "content": "What is the capital of France, and which river runs through it?"},
+    ]);
+    for (file, prompt) in [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-q4_1__chat.json"),
+        ("gemma-3-270m-q4_k_m.gguf", "gemma-3-270m-q4_k_m__chat.json"),
+        ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-q4_k_m__chat.json"),
+    ] {
+        let Some(path) = common::vocab_file(file) else { continue };
+        let vocab = common::load_vocab(&path);
+        let tokenizer = Tokenizer::new(vocab.clone()).unwrap();
+        let template = ChatTemplate::of_model(&vocab, &tokenizer, None).unwrap().unwrap();
+        let text = render(&template, &serde_json::json!({ "messages": messages })).unwrap();
+        let want = common::json(&dir.join(prompt));
+        assert_eq!(text.trim_start_matches("<bos>"), want["text"].as_str().unwrap(), "{file}");
+        assert_eq!(tokenizer.encode_prompt(&text), common::ids(&want["ids"]), "{file}");
+    }
 }

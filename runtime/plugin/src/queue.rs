@@ -2,6 +2,9 @@
 //!
 //! Every transfer and run comes twice: a safe function that waits until the device is done with the caller's memory, and an
 //! `unsafe` one that returns at once. Work of one queue runs in order, so waiting for a fence covers all work before it.
+//!
+//! Host memory must never go back to its owner while a device may still use it. When a wait cannot be trusted (the device panicked, was lost, or
+//! broke the contract of fences), the queue is freed at once, which by contract waits for its work, and every later call fails.
 
 use crate::buffer::{Buffer, BufferSpan};
 use crate::device::{DeviceInner, WeightDesc};
@@ -25,7 +28,8 @@ pub struct Fence {
 /// An order of work on a device. One thread at a time. Dropping it waits for its work.
 #[derive(Debug)]
 pub struct Queue {
-    handle: NonNull<abi::QueueHandle>,
+    /// `None` once it was freed early.
+    handle: Option<NonNull<abi::QueueHandle>>,
     device: Arc<DeviceInner>,
     /// Unique in the process; fences carry it.
     id: u64,
@@ -39,10 +43,7 @@ unsafe impl Send for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if let Some(free) = self.device.table().queue_free {
-            // SAFETY: the handle is this device's, freed once; the call waits for its work.
-            unsafe { free(self.handle.as_ptr()) }
-        }
+        self.close();
     }
 }
 
@@ -58,7 +59,7 @@ impl Queue {
         })?;
         let handle = device.caller.handle(WHAT, "queue", handle)?;
         Ok(Self {
-            handle,
+            handle: Some(handle),
             device: Arc::clone(device),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             last: 0,
@@ -296,18 +297,37 @@ impl Queue {
         // The greatest number means "for ever"; a timeout of centuries may as well.
         let timeout_ns =
             timeout.map_or(u64::MAX, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX));
+        let handle = self.raw(WHAT)?;
         let result = caller.call(WHAT, |err| {
             // SAFETY: a function of the plugin's table, with its own handle.
-            unsafe { call(self.handle.as_ptr(), fence.value, timeout_ns, err) }
+            unsafe { call(handle, fence.value, timeout_ns, err) }
         });
-        match result {
+        let result = match result {
             Err(e) if e.kind == DeviceErrorKind::Timeout && timeout_ns == u64::MAX => {
-                // The work may still run on memory that the caller is about to take back: nothing can be trusted from here.
                 caller.bury();
                 Err(caller.bad_answer(WHAT, "a wait without a time limit timed out"))
             }
             other => other,
+        };
+        if result.is_err() && self.device.caller.is_dead() {
+            self.close();
         }
+        result
+    }
+
+    /// Waits for all its work and frees it.
+    fn close(&mut self) {
+        if let (Some(handle), Some(free)) = (self.handle.take(), self.device.table().queue_free) {
+            // SAFETY: the handle is this device's, and was taken out, so that it is freed once; the call waits for its work.
+            unsafe { free(handle.as_ptr()) }
+        }
+    }
+
+    fn raw(&self, operation: &'static str) -> Result<*mut abi::QueueHandle, DeviceError> {
+        self.handle.map(NonNull::as_ptr).ok_or_else(|| {
+            let message = "the queue was freed when its device failed";
+            self.device.caller.error(DeviceErrorKind::DeviceLost, operation, message)
+        })
     }
 
     fn readable(
@@ -344,14 +364,21 @@ impl Queue {
         f: impl FnOnce(*mut abi::QueueHandle, *mut u64, *mut ErrorRecord) -> Status,
     ) -> Result<Fence, DeviceError> {
         let mut value = 0;
-        let (queue, caller) = (self.handle.as_ptr(), &self.device.caller);
-        caller.call(operation, |err| f(queue, &raw mut value, err))?;
-        if value < self.last {
-            // Waiting for it would end before the work does.
-            caller.bury();
-            let message = format!("a fence of {value} after one of {}", self.last);
-            return Err(caller.bad_answer(operation, message));
+        let (queue, caller) = (self.raw(operation)?, &self.device.caller);
+        let result = caller.call(operation, |err| f(queue, &raw mut value, err));
+        let result = result.and_then(|()| {
+            if value < self.last {
+                // Waiting for it would end before the work does.
+                caller.bury();
+                let message = format!("a fence of {value} after one of {}", self.last);
+                return Err(caller.bad_answer(operation, message));
+            }
+            Ok(())
+        });
+        if result.is_err() && self.device.caller.is_dead() {
+            self.close();
         }
+        result?;
         self.last = value;
         Ok(Fence { queue: self.id, value })
     }

@@ -7,15 +7,15 @@ use tegula_sdk::program::{Program, ValueKind};
 
 /// What a failed call says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    pub status: Status,
-    pub message: String,
-    pub asked: u64,
-    pub limit: u64,
+pub(crate) struct Failure {
+    pub(crate) status: Status,
+    pub(crate) message: String,
+    pub(crate) asked: u64,
+    pub(crate) limit: u64,
 }
 
 /// Calls a function of a table with an error record.
-pub fn call(f: impl FnOnce(*mut abi::ErrorRecord) -> Status) -> Result<(), Failure> {
+pub(crate) fn call(f: impl FnOnce(*mut abi::ErrorRecord) -> Status) -> Result<(), Failure> {
     let mut text = [0u8; 512];
     let mut record = abi::ErrorRecord {
         struct_size: size_of::<abi::ErrorRecord>(),
@@ -38,14 +38,14 @@ pub fn call(f: impl FnOnce(*mut abi::ErrorRecord) -> Status) -> Result<(), Failu
     Err(Failure { status, message: String::from_utf8_lossy(&text[..len]).into(), asked, limit })
 }
 
-pub fn sized<T: Default>(set: impl FnOnce(&mut T)) -> T {
+pub(crate) fn sized<T: Default>(set: impl FnOnce(&mut T)) -> T {
     let mut value = T::default();
     set(&mut value);
     value
 }
 
 /// What the entry function of a plugin answers, and the backend's table.
-pub fn negotiate(entry: abi::BackendEntry, revisions: (u32, u32)) -> (Status, abi::Plugin) {
+pub(crate) fn negotiate(entry: abi::BackendEntry, revisions: (u32, u32)) -> (Status, abi::Plugin) {
     // The plugin keeps the host for as long as it is loaded: for ever, here.
     let host: &'static abi::Host = Box::leak(Box::new(abi::Host {
         struct_size: size_of::<abi::Host>(),
@@ -73,16 +73,16 @@ pub fn negotiate(entry: abi::BackendEntry, revisions: (u32, u32)) -> (Status, ab
 }
 
 /// An open device with a queue.
-pub struct Rig {
-    pub backend: &'static abi::BackendTable,
-    pub table: &'static abi::DeviceTable,
-    pub handle: *mut abi::BackendHandle,
-    pub device: *mut abi::DeviceHandle,
-    pub queue: *mut abi::QueueHandle,
+pub(crate) struct Rig {
+    pub(crate) backend: &'static abi::BackendTable,
+    pub(crate) table: &'static abi::DeviceTable,
+    pub(crate) handle: *mut abi::BackendHandle,
+    pub(crate) device: *mut abi::DeviceHandle,
+    pub(crate) queue: *mut abi::QueueHandle,
 }
 
 impl Rig {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (status, plugin) = negotiate(tegula_reference::tegula_backend_v1, (1, 1));
         assert_eq!(status, Status::OK);
         let (mut handle, mut device, mut queue) = (null_mut(), null_mut(), null_mut());
@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    pub fn buffer_type(&self) -> abi::BufferTypeInfo {
+    pub(crate) fn buffer_type(&self) -> abi::BufferTypeInfo {
         let mut info: abi::BufferTypeInfo = sized(|i: &mut abi::BufferTypeInfo| {
             i.struct_size = size_of::<abi::BufferTypeInfo>();
         });
@@ -110,7 +110,7 @@ impl Rig {
         info
     }
 
-    pub fn alloc(&self, size: u64) -> Result<*mut abi::BufferHandle, Failure> {
+    pub(crate) fn alloc(&self, size: u64) -> Result<*mut abi::BufferHandle, Failure> {
         let desc = abi::BufferDesc {
             struct_size: size_of::<abi::BufferDesc>(),
             size,
@@ -123,7 +123,7 @@ impl Rig {
         Ok(buffer)
     }
 
-    pub fn free(&self, buffer: *mut abi::BufferHandle) {
+    pub(crate) fn free(&self, buffer: *mut abi::BufferHandle) {
         // SAFETY: tests free each buffer once.
         unsafe { self.table.buffer_free.unwrap()(self.device, buffer) };
     }
@@ -148,15 +148,15 @@ impl Drop for Rig {
 }
 
 /// Rows of the tiles of a weight with that many rows: first row and count.
-pub type Split<'a> = &'a dyn Fn(u64) -> Vec<(u64, u64)>;
+pub(crate) type Split<'a> = &'a dyn Fn(u64) -> Vec<(u64, u64)>;
 
 /// All rows in one tile.
-pub fn whole(n_rows: u64) -> Vec<(u64, u64)> {
+pub(crate) fn whole(n_rows: u64) -> Vec<(u64, u64)> {
     vec![(0, n_rows)]
 }
 
 /// Tiles of `step` rows, the last one shorter.
-pub fn steps(step: u64) -> impl Fn(u64) -> Vec<(u64, u64)> {
+pub(crate) fn steps(step: u64) -> impl Fn(u64) -> Vec<(u64, u64)> {
     move |n_rows| {
         let starts = (0..n_rows).step_by(usize::try_from(step).unwrap());
         starts.map(|first| (first, step.min(n_rows - first))).collect()
@@ -164,40 +164,40 @@ pub fn steps(step: u64) -> impl Fn(u64) -> Vec<(u64, u64)> {
 }
 
 /// What a session is made of.
-pub struct Setup<'a> {
-    pub program: &'a Program,
+pub(crate) struct Setup<'a> {
+    pub(crate) program: &'a Program,
     /// Bytes by the weight's name.
-    pub weights: &'a [(&'a str, Vec<u8>)],
-    pub split: Split<'a>,
+    pub(crate) weights: &'a [(&'a str, Vec<u8>)],
+    pub(crate) split: Split<'a>,
     /// For each KV group: tokens of a block, and the number of blocks in each segment.
-    pub kv: &'a [(u32, Vec<u32>)],
-    pub n_tokens_max: u32,
-    pub n_ctx_max: u32,
+    pub(crate) kv: &'a [(u32, Vec<u32>)],
+    pub(crate) n_tokens_max: u32,
+    pub(crate) n_ctx_max: u32,
 }
 
 /// A sequence of a run: tokens, first position, and for each KV group its blocks and the first of their positions.
 #[derive(Clone)]
-pub struct Seq {
-    pub n_tokens: u32,
-    pub first_pos: u32,
-    pub tables: Vec<(Vec<u32>, u32)>,
+pub(crate) struct Seq {
+    pub(crate) n_tokens: u32,
+    pub(crate) first_pos: u32,
+    pub(crate) tables: Vec<(Vec<u32>, u32)>,
 }
 
 /// A run.
 #[derive(Clone)]
-pub struct Call {
-    pub n_tokens: u32,
-    pub n_outputs: u32,
-    pub inputs: Vec<Vec<u8>>,
-    pub seqs: Vec<Seq>,
+pub(crate) struct Call {
+    pub(crate) n_tokens: u32,
+    pub(crate) n_outputs: u32,
+    pub(crate) inputs: Vec<Vec<u8>>,
+    pub(crate) seqs: Vec<Seq>,
     /// Bytes of each output.
-    pub outputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
     /// Outputs lie in a buffer instead of the host's memory.
-    pub on_device: bool,
+    pub(crate) on_device: bool,
 }
 
 /// A compiled program with its weights, scratch and KV cache.
-pub struct Session<'a> {
+pub(crate) struct Session<'a> {
     rig: &'a Rig,
     executable: *mut abi::ExecutableHandle,
     buffers: Vec<*mut abi::BufferHandle>,
@@ -214,7 +214,7 @@ impl Drop for Session<'_> {
 }
 
 impl<'a> Session<'a> {
-    pub fn new(rig: &'a Rig, setup: &Setup<'_>) -> Result<Self, Failure> {
+    pub(crate) fn new(rig: &'a Rig, setup: &Setup<'_>) -> Result<Self, Failure> {
         let mut session = Self {
             rig,
             executable: null_mut(),
@@ -372,7 +372,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs once and gives the outputs' bytes.
-    pub fn run(&mut self, run: &Call) -> Result<Vec<Vec<u8>>, Failure> {
+    pub(crate) fn run(&mut self, run: &Call) -> Result<Vec<Vec<u8>>, Failure> {
         let rig = self.rig;
         let mut outputs: Vec<Vec<u8>> = run.outputs.iter().map(|n| vec![0xAA; *n]).collect();
         let bind = |bytes: *mut u8, len: usize| abi::Binding {
@@ -448,20 +448,20 @@ fn block_tables(seq: &Seq) -> Vec<abi::BlockTable> {
     seq.tables.iter().map(table).collect()
 }
 
-pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-pub fn i32_bytes(values: &[i32]) -> Vec<u8> {
+pub(crate) fn i32_bytes(values: &[i32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-pub fn f32s(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
 /// Numbers in -1..1 that look random and are the same everywhere.
-pub fn noise(seed: u64, n: usize) -> Vec<f32> {
+pub(crate) fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;

@@ -90,7 +90,7 @@ fn write_value(
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
         ValueKind::Number => out.push_str(&number_text(value)),
         ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style.ascii),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let items = value.try_iter()?.map(|item| Ok((None, item)));
             write_items(out, state, ('[', ']'), items, style, depth)?;
         }

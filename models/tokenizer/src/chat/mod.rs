@@ -7,7 +7,9 @@
 //!
 //! A template is hostile input. Its source, its output, its depth and its work
 //! are limited, and the work includes the bytes it creates; a template that
-//! exceeds a limit is an error. It reaches nothing but its arguments.
+//! exceeds a limit is an error. It reaches nothing but its arguments. One hole
+//! remains: the engine does not charge for adding lists, so a template that
+//! doubles a list dozens of times can still exhaust the machine.
 //!
 //! Where Python would fail only over the form of its input, rendering goes on:
 //! `tools` is undefined when there are none, and a template that fails (but not
@@ -35,7 +37,10 @@ pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Longest prompt, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Work that any template may do: instructions, and 64-byte units of created data.
-const FUEL_BASE: u64 = 2_000_000;
+const FUEL_BASE: u64 = 500_000;
+/// Stack of the thread that renders. A template can nest values as deep as its work limit lets it,
+/// and dropping them takes stack for every level.
+const STACK_BYTES: usize = 128 << 20;
 /// Depth of macros, includes and recursive loops.
 const RECURSION_MAX: usize = 64;
 
@@ -159,12 +164,25 @@ impl ChatTemplate {
         &self.origin
     }
 
-    /// Renders the prompt. Encode it with `parse_special` and without `add_special`: the template
-    /// writes BOS itself where the model wants it.
+    /// Renders the prompt. Encode it with [`crate::Tokenizer::encode_prompt`], since templates write
+    /// BOS themselves or leave it to the tokenizer.
     ///
     /// # Errors
     /// [`TemplateError::Refused`] with the template's own words, and the other cases of rendering.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let failed = |message: String| TemplateError::Render { line: 0, message };
+            thread
+                .spawn_scoped(scope, || self.render_here(input))
+                .map_err(|e| failed(format!("the rendering thread cannot start: {e}")))?
+                .join()
+                .unwrap_or_else(|_| Err(failed("the template engine failed".to_owned())))
+        })
+    }
+
+    /// Renders on this thread, with other forms of the input where the first fails.
+    fn render_here(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
         let mut result = self.attempt(input, input.messages, false);
         // A template that refuses means it; one that trips over the form of its input may take another.
         let mut messages = Cow::Borrowed(input.messages);

@@ -126,7 +126,7 @@ fn repr(out: &mut String, state: &State, value: &Value, depth: usize) -> Result<
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number => out.push_str(&number_text(value)),
         ValueKind::String => repr_string(out, value.as_str().unwrap_or_default()),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             out.push('[');
             for (i, item) in value.try_iter()?.enumerate() {
                 out.push_str(if i > 0 { ", " } else { "" });
