@@ -4,6 +4,8 @@
 //! added after the last field of a struct; until then a change is a line in `abi/CHANGELOG.md`. Refresh `offsets.txt` by
 //! running this test with `TEGULA_BLESS=1`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use tegula_abi::*;

@@ -1,6 +1,11 @@
 //! The boundary as a core uses it: a whole small model from open to tokens, and every way in which a wrong host is refused.
 
 #![expect(unsafe_code, reason = "calls the boundary's tables")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking, its helpers too"
+)]
 
 mod common;
 

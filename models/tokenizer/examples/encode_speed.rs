@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let file = tegula_gguf::GgufFile::open(&model)?;
     let read = start.elapsed();
-    let tokenizer = Tokenizer::new(Vocab::from_gguf(file.metadata())?)?;
+    let tokenizer = Tokenizer::new(&Vocab::from_gguf(file.metadata())?)?;
     println!("{model}: file read in {read:?}, tokenizer built in {:?}", start.elapsed() - read);
     for path in args {
         let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();

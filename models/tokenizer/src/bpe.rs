@@ -154,6 +154,10 @@ impl Bpe {
         merger: &mut Merger,
         out: &mut Vec<TokenId>,
     ) {
+        if merger.cache.replay(word.as_bytes(), out) {
+            return;
+        }
+        let n_before = out.len();
         merger.symbols.clear();
         merger.symbols.extend(word.bytes().enumerate().map(|(i, byte)| {
             let id = ids.get(usize::from(byte)).copied().unwrap_or(NO_TOKEN);
@@ -163,6 +167,7 @@ impl Bpe {
         out.extend(
             merger.symbols.iter().filter_map(|s| if s.id == NO_TOKEN { unk } else { Some(s.id) }),
         );
+        merger.cache.remember(word.as_bytes(), out.get(n_before..).unwrap_or_default());
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one tokenizer, borrowed apart")]
@@ -176,6 +181,10 @@ impl Bpe {
         merger: &mut Merger,
         out: &mut Vec<TokenId>,
     ) {
+        if merger.cache.replay(piece.as_bytes(), out) {
+            return;
+        }
+        let n_before = out.len();
         merger.symbols.clear();
         merger.symbols.extend(piece.char_indices().map(|(start, c)| {
             let id = map.get(texts, c.encode_utf8(&mut [0; 4]).as_bytes()).unwrap_or(NO_TOKEN);
@@ -190,6 +199,7 @@ impl Bpe {
                 out.push(symbol.id);
             }
         }
+        merger.cache.remember(piece.as_bytes(), out.get(n_before..).unwrap_or_default());
     }
 }
 

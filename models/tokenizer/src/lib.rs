@@ -15,6 +15,7 @@
 
 mod bpe;
 mod bytes;
+mod cache;
 mod charsmap;
 mod chat;
 mod classes;

@@ -13,6 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::TokenId;
+use crate::cache::WordCache;
 
 /// Above this many symbols a heap is used.
 const SCAN_MAX: usize = 48;
@@ -44,6 +45,9 @@ struct Rated {
     merged: TokenId,
 }
 
+/// Rating, left and right symbol, end of the right one, merged token.
+type Pair = (u32, usize, usize, usize, TokenId);
+
 /// Buffers reused from word to word.
 #[derive(Debug, Default)]
 pub(crate) struct Merger {
@@ -51,7 +55,8 @@ pub(crate) struct Merger {
     pub(crate) symbols: Vec<Symbol>,
     rated: Vec<Rated>,
     links: Vec<(usize, usize)>,
-    heap: BinaryHeap<Reverse<(u32, usize, usize, usize, TokenId)>>,
+    heap: BinaryHeap<Reverse<Pair>>,
+    pub(crate) cache: WordCache,
 }
 
 impl Merger {

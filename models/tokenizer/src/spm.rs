@@ -78,6 +78,10 @@ impl Spm {
                 return out.push(id);
             }
             let piece_bytes = piece.as_bytes();
+            if merger.cache.replay(piece_bytes, out) {
+                return;
+            }
+            let n_before = out.len();
             merger.symbols.clear();
             merger.symbols.extend(piece.char_indices().map(|(start, c)| Symbol {
                 start,
@@ -93,6 +97,7 @@ impl Spm {
                     None => spell_bytes(&self.bytes, unk, text, out),
                 }
             }
+            merger.cache.remember(piece_bytes, out.get(n_before..).unwrap_or_default());
         });
     }
 }

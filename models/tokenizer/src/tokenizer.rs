@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::bpe::Bpe;
+use crate::cache::TEXT_BYTES_MIN;
 use crate::merge::Merger;
 use crate::partition::{Fragment, Partition};
 use crate::pretok::{self, PreSpec};
@@ -31,7 +32,7 @@ pub struct EncodeOptions {
 #[derive(Debug)]
 enum Algorithm {
     Bpe(Bpe),
-    Spm(Spm),
+    Spm(Box<Spm>),
     WordPiece(WordPiece),
     Unigram(Box<Unigram>),
 }
@@ -73,8 +74,8 @@ impl Tokenizer {
     /// # Errors
     /// Every way in which the vocabulary contradicts itself or asks for something that is not
     /// implemented has its own [`TokenizerError`]. No input panics.
-    pub fn new(vocab: Vocab) -> Result<Self, TokenizerError> {
-        check_counts(&vocab)?;
+    pub fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
+        check_counts(vocab)?;
         let texts = named_texts(&vocab.tokens);
         let map =
             TextMap::new(&texts).map_err(|(first, second)| TokenizerError::DuplicateToken {
@@ -82,7 +83,7 @@ impl Tokenizer {
                 first,
                 second,
             })?;
-        let spec = pre_spec(&vocab)?;
+        let spec = pre_spec(vocab)?;
         let defaults = defaults(&vocab.model, spec);
         let ids = checked_ids(vocab.special, defaults.ids, texts.len())?;
         let add_bos = vocab.add_bos.unwrap_or(defaults.add_bos) || vocab.model == "gemma4";
@@ -94,7 +95,7 @@ impl Tokenizer {
         let mut specials = special::decide(&texts, &map, vocab.token_types.as_deref(), ids);
         let partition = Partition::new(&texts, &specials.attrs)?;
         let add_space_prefix = vocab.add_space_prefix.unwrap_or(defaults.add_space_prefix);
-        let algorithm = algorithm(&vocab, &texts, &map, spec, &specials, add_space_prefix)?;
+        let algorithm = algorithm(vocab, &texts, &map, spec, &specials, add_space_prefix)?;
         let pieces =
             decode::pieces(&texts, &specials.attrs, matches!(vocab.model.as_str(), "gpt2"));
         let pre = vocab.pre.as_deref().unwrap_or("default");
@@ -131,6 +132,9 @@ impl Tokenizer {
         let add = |wanted: bool, id: Option<TokenId>| id.filter(|_| wanted && options.add_special);
         out.extend(add(self.add_bos || is_bert, self.ids.bos));
         let mut merger = Merger::default();
+        if text.len() >= TEXT_BYTES_MIN {
+            merger.cache.enable();
+        }
         let mut after_special = true;
         self.partition.split(text, &self.attrs, options.parse_special, &mut |fragment| {
             match fragment {
@@ -144,6 +148,19 @@ impl Tokenizer {
         } else {
             out.extend(add(self.add_eos, self.ids.eos));
         }
+    }
+
+    /// The tokens of a rendered chat prompt: special text is parsed, and BOS and EOS are added where
+    /// the vocabulary asks for them unless the template wrote them already.
+    pub fn encode_prompt(&self, prompt: &str) -> Vec<TokenId> {
+        let options = EncodeOptions { add_special: false, parse_special: true };
+        let body = self.encode(prompt, options);
+        let missing = |wanted: bool, id: Option<TokenId>, there: Option<&TokenId>| {
+            id.filter(|id| wanted && there != Some(id))
+        };
+        let bos = missing(self.add_bos, self.ids.bos, body.first());
+        let eos = missing(self.add_eos, self.ids.eos, body.last());
+        bos.into_iter().chain(body.iter().copied()).chain(eos).collect()
     }
 
     fn encode_text(
@@ -414,6 +431,6 @@ fn algorithm(
             add_space_prefix,
             vocab.remove_extra_whitespaces.unwrap_or(false),
         )?)),
-        _ => Algorithm::Spm(Spm::new(texts, map, scores)),
+        _ => Algorithm::Spm(Box::new(Spm::new(texts, map, scores))),
     })
 }

@@ -3,6 +3,7 @@
 //! A difference here means that a model sees other tokens than it was trained
 //! on (worse answers, without any error), or that a user reads other text than
 //! the model wrote.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod common;
 

@@ -229,14 +229,20 @@ fn check_layouts(library: &Library) -> Result<(), SkipReason> {
     if size < size_of::<abi::LayoutRecord>() {
         return Err(bad(format!("its layout record has {size} bytes")));
     }
-    // SAFETY: it has all the fields, by its size, and the library is open.
-    let (revision, format, layout) = unsafe {
-        let record = &*record;
-        (record.revision, text(&record.format), record.layout)
+    // SAFETY: it has all the fields, by its size, and the library is open. The layout is looked at as an address only, since a
+    // null one is no reference.
+    let (revision, format, is_null) = unsafe {
+        let layout = (&raw const (*record).layout).cast::<*const ()>().read();
+        ((*record).revision, text(&(*record).format), layout.is_null())
     };
     if revision != abi::REVISION || format.as_deref() != Some(abi::LAYOUT_FORMAT) {
         return Ok(());
     }
+    if is_null {
+        return Err(bad("its layout record has no layout"));
+    }
+    // SAFETY: not null, and of the type that revision and format say; static in the plugin, and only used here, while it is open.
+    let layout = unsafe { (*record).layout };
     abi::check_layout(layout)
         .map_err(|message| SkipReason::Layout { difference: shorten(&message) })
 }

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::elf;
 use crate::error::SkipReason;
 use crate::library::Library;
-use crate::negotiate::{Plugin, negotiate};
+use crate::negotiate::negotiate;
 use crate::search::{Candidate, Origin, SearchPath, plugin_files};
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -133,25 +133,28 @@ impl Registry {
         }
     }
 
+    fn check_duplicate(&self, id: &str) -> Result<(), SkipReason> {
+        self.backend(id).map_or(Ok(()), |first| {
+            Err(SkipReason::Duplicate { id: id.to_owned(), first: first.path().to_owned() })
+        })
+    }
+
     fn open(&self, file: &Candidate) -> Result<Backend, SkipReason> {
-        let plugin = open_plugin(file)?;
-        if let Some(first) = self.backend(&plugin.id) {
-            let first = first.path().to_owned();
-            return Err(SkipReason::Duplicate { id: plugin.id.clone(), first });
-        }
+        let needed = look_at(file)?;
+        // A copy under the usual name is not even opened: its constructors and destructors could disturb the one in use.
+        self.check_duplicate(&file.id)?;
+        let library = Library::open(&file.path, &needed)?;
+        let plugin = negotiate(library, &file.path, &file.id)?;
+        self.check_duplicate(&plugin.id)?;
         Backend::open(plugin).map_err(SkipReason::Backend)
     }
 }
 
-/// Looks at the file, opens it and negotiates.
-fn open_plugin(file: &Candidate) -> Result<Plugin, SkipReason> {
+/// Reads the file as ELF; gives the libraries that it needs.
+fn look_at(file: &Candidate) -> Result<Vec<String>, SkipReason> {
     let opened = File::open(&file.path).map_err(SkipReason::Unreadable)?;
     let elf = elf::inspect(&opened, ENTRY_SYMBOL)?;
-    if !elf.exports {
-        return Err(SkipReason::NotPlugin);
-    }
-    let library = Library::open(&file.path, &elf.needed)?;
-    negotiate(library, &file.path, &file.id)
+    if elf.exports { Ok(elf.needed) } else { Err(SkipReason::NotPlugin) }
 }
 
 /// How loud a skipped file is. What a user named is an error; a whole plugin whose driver is not installed is

@@ -170,7 +170,14 @@ pub fn is_id(id: &str) -> bool {
 /// The files in `dir` that are named like plugins, by name. A folder that does not exist holds none.
 pub fn plugin_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e)
+            if matches!(
+                e.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(Vec::new());
+        }
         other => other?,
     };
     let mut files = Vec::new();

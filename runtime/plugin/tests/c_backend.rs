@@ -1,5 +1,6 @@
 //! The worked example in C, driven through every safe handle.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 #![expect(unsafe_code, reason = "tests the unsafe doors too")]
 
 mod common;

@@ -1,5 +1,7 @@
 //! Which plugins are found: from any working directory, through links, once each, and never from the working directory.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::*;
@@ -104,6 +106,29 @@ fn nothing_found_is_explained() {
     ] {
         assert!(said.contains(&part), "{said:?} does not say {part:?}");
     }
+}
+
+/// The usual copy, under the same name in another folder, is not opened: its destructors could end what the live one needs.
+#[test]
+fn copy_under_the_same_name_is_not_opened() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = example(a.path(), "libtegula_cexample.so");
+    let mark = b.path().join("opened");
+    let code = format!(
+        "#include <stdio.h>\n__attribute__((constructor)) static void f(void) {{ fclose(fopen(\"{}\", \"w\")); }}\n#include \"c_backend.c\"\n",
+        mark.display()
+    );
+    let copy = library(b.path(), "libtegula_cexample.so", &code, &[]);
+    let registry = load(&[&first, &copy]);
+    assert_eq!(registry.backends.len(), 1);
+    let said = registry.skipped[0].reason.to_string();
+    assert!(
+        said.contains("a second backend \"cexample\"") && said.contains(first.to_str().unwrap()),
+        "{said}"
+    );
+    assert!(!mark.exists(), "it was opened");
+    assert_eq!(load(&[&copy]).backends.len(), 1);
+    assert!(mark.exists(), "the mark shows nothing");
 }
 
 /// The same plugin twice gives one instance, whichever comes first, and nothing of it breaks when the other is dropped.

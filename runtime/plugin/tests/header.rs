@@ -1,5 +1,7 @@
 //! The C header: clean C11 and C++, and of the same layout as the Rust tables.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::*;

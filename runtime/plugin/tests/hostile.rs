@@ -1,5 +1,7 @@
 //! Files and plugins that are not what they say: each is skipped with a reason, and the process lives.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::*;
@@ -173,6 +175,32 @@ fn negotiations() {
         assert!(said.contains(expected), "{fault}: {said:?} does not say {expected:?}");
         let both = load(&[&path, &sound]);
         assert_eq!(both.backends.len(), 1, "{fault}");
+    }
+}
+
+/// A layout is compared when both sides speak of the same thing, and never followed when it is not there.
+#[test]
+fn layout_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/faulty.c");
+    for (layout, expected) in [
+        ("return NULL", Some("layout record is null")),
+        ("return (const Record*)((const char*)&record+1)", Some("null or misaligned")),
+        ("record.struct_size=8", Some("layout record has 8 bytes")),
+        ("(void)0", Some("has no layout")),
+        ("record.format=(TegulaStr)STR(\"other-1\")", None),
+        ("record.format.ptr=NULL", None),
+        ("record.revision=2", None),
+    ] {
+        let path = dir.path().join("libtegula_x.so");
+        cc(&source, &path, &["-DFAULT=(void)0", &format!("-DLAYOUT={layout}")]);
+        match expected {
+            None => assert_eq!(load(&[&path]).backends.len(), 1, "{layout}"),
+            Some(expected) => {
+                let said = reason(&path);
+                assert!(said.contains(expected), "{layout}: {said}");
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! KV tables and imported memory, through a backend that looks at what it is given.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::*;

@@ -1,5 +1,7 @@
 //! Records of plugins arrive in the host's logger. Alone in its file, since a process has one logger.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::*;

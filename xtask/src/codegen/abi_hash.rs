@@ -48,23 +48,28 @@ fn parse(text: &str) -> Option<AbiHash> {
 
 /// What the file should say.
 pub(crate) fn current(root: &Path) -> Result<AbiHash> {
-    let read =
-        |name: &str| std::fs::read_to_string(root.join(name)).with_context(|| name.to_owned());
-    let mut tables = Sha256::new();
+    Ok(AbiHash { tables: tables(root)?, changelog: hex(&Sha256::digest(read(root, CHANGELOG)?)) })
+}
+
+fn tables(root: &Path) -> Result<String> {
+    let mut digest = Sha256::new();
     for name in TABLES {
-        tables.update(normalised(&read(&format!("abi/src/{name}.rs"))?));
-        tables.update([0]);
+        digest.update(normalised(&read(root, &format!("abi/src/{name}.rs"))?));
+        digest.update([0]);
     }
-    let changelog = Sha256::digest(read(CHANGELOG)?);
-    Ok(AbiHash { tables: hex(&tables.finalize()), changelog: hex(&changelog) })
+    Ok(hex(&digest.finalize()))
+}
+
+fn read(root: &Path, name: &str) -> Result<String> {
+    std::fs::read_to_string(root.join(name)).with_context(|| name.to_owned())
 }
 
 /// A message if the declarations are not those that were last accepted.
 pub(crate) fn stale(root: &Path) -> Result<Option<String>> {
-    let (recorded, current) = (recorded(root), current(root)?);
-    let is_fresh = recorded.is_some_and(|recorded| recorded.tables == current.tables);
+    let tables = tables(root)?;
+    let is_fresh = recorded(root).is_some_and(|recorded| recorded.tables == tables);
     let message = "abi/src changed: add a line to abi/CHANGELOG.md and run `cargo xtask codegen`";
-    Ok((!is_fresh).then(|| format!("{FILE}:1: {message}")))
+    Ok((!is_fresh).then(|| message.to_owned()))
 }
 
 /// The declarations alone: no comments, no tests, and one way to break lines.

@@ -33,6 +33,8 @@ pub(crate) fn generate(abi: &Path) -> Result<String> {
     // A negative macro needs its brackets to survive in an expression.
     let text = text.replace(" -1\n", " (-1)\n").replace(" -2\n", " (-2)\n");
     let text = text.replace("[`", "`").replace("`]", "`").replace("crate::", "");
+    // cbindgen splits the name between its two capitals.
+    let text = text.replace("TEGULA_D_TYPE_", "TEGULA_DTYPE_");
     if let Some(name) = unprefixed(&text) {
         bail!("{name}: a constant without an entry in [export.rename] of abi/cbindgen.toml");
     }

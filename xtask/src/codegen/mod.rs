@@ -68,7 +68,7 @@ pub(crate) fn stale(root: &Path) -> Result<Vec<String>> {
             "{HEADER}:{line}: differs from what abi/src declares; run `cargo xtask codegen`"
         ));
     }
-    stale.extend(abi_hash::stale(root)?);
+    stale.extend(abi_hash::stale(root)?.map(|message| format!("{}: {message}", abi_hash::FILE)));
     Ok(stale)
 }
 

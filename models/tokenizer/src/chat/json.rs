@@ -46,6 +46,7 @@ struct Style {
 }
 
 /// The filter. `indent` may be a number or a text; separators are Python's defaults unless given.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn tojson(
     state: &State,
     value: &Value,

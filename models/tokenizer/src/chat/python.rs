@@ -58,6 +58,7 @@ pub(super) fn adapt_source(source: &str) -> String {
 }
 
 /// Jinja's `indent`: unlike the engine's own it keeps a newline at the end.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 fn indent(state: &State, text: &str, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let (width, first, blank): (Option<Value>, Option<bool>, Option<bool>) = from_args(&args)?;
     let pick = |given: Option<bool>, name: &str| -> Result<bool, Error> {

@@ -48,6 +48,6 @@ fn change_arguments(messages: &Value, new: impl Fn(&Value) -> Option<Value>) -> 
 
 fn change_each(messages: &Value, change: impl Fn(&mut Value) -> Option<()>) -> Option<Value> {
     let mut messages = messages.clone();
-    let n_changed = messages.as_array_mut()?.iter_mut().filter_map(|m| change(m)).count();
+    let n_changed = messages.as_array_mut()?.iter_mut().filter_map(change).count();
     (n_changed > 0).then_some(messages)
 }

@@ -50,7 +50,7 @@ pub(crate) fn load_vocab(path: &Path) -> Vocab {
 }
 
 pub(crate) fn load(path: &Path) -> Tokenizer {
-    Tokenizer::new(load_vocab(path)).unwrap()
+    Tokenizer::new(&load_vocab(path)).unwrap()
 }
 
 /// `{"text": …}` or `{"b64": …}` as bytes.

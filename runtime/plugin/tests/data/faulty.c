@@ -95,3 +95,14 @@ TEGULA_EXPORT TegulaStatus tegula_backend_v1(const TegulaHost *host, TegulaPlugi
     FAULT;
     return status;
 }
+
+#ifdef LAYOUT
+/* What plugins in Rust export as well. */
+typedef struct { size_t struct_size; uint32_t revision; TegulaStr format; const void *layout; } Record;
+TEGULA_EXPORT const Record *tegula_layout_v1(void);
+TEGULA_EXPORT const Record *tegula_layout_v1(void) {
+    static Record record = { sizeof record, TEGULA_REVISION, STR("abi_stable-0.11"), NULL };
+    LAYOUT;
+    return &record;
+}
+#endif
