@@ -26,7 +26,8 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
     process::run(&mut build)?;
 
     let mut tegula = process::clean(process::target_folder()?.join("release/tegula"));
-    tegula.arg("run").arg(&model).arg("-p").arg(&flags.prompt).arg("-n").arg(flags.n.to_string());
+    // The model is tuned to answer, so the prompt goes into its chat template.
+    tegula.arg("run").arg(&model).args(["--chat", "-p", &flags.prompt, "-n", &flags.n.to_string()]);
     println!("\n$ {}\n", process::shown(&tegula));
     process::run(&mut tegula)?;
     Ok(ExitCode::SUCCESS)

@@ -2,8 +2,8 @@
 //!
 //! * **One door.** A laptop, a server of continuous integration and a newcomer run the same commands, so that "it passes
 //!   there" and "it passes here" mean the same thing.
-//! * **Rust only.** No shell script beside `.ci/run`, which only gets a fresh machine to its first `cargo`: the chores are compiled, linted and tested like
-//!   the rest, and run wherever the project builds.
+//! * **Rust only.** No shell script beside `.ci/run`, which only gets a fresh machine to its first `cargo`: the chores are
+//!   compiled, linted and tested like the rest, and run wherever the project builds.
 //! * **Nothing of ours is linked.** This crate depends on no other crate of the workspace, so the chores still run when
 //!   the workspace does not build; what is built is built by calling `cargo`.
 

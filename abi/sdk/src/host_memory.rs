@@ -10,8 +10,8 @@
 //! * **Memory is backed lazily.** Mapping costs nothing, pages come when they are touched. What was granted and not yet
 //!   touched is subtracted from `free`, so that two buffers cannot be promised the same pages.
 
-pub mod device;
 mod cgroup;
+pub mod device;
 mod limits;
 
 pub use limits::HostLimits;

@@ -1,10 +1,10 @@
 //! The device: buffers, weight layouts, and what a program takes.
 
 use crate::Queue;
-use crate::backend::only;
 use crate::executable::{Executable, working_bytes};
 use tegula_sdk::abi::{BufferDesc, CompileOptions, LAYOUT_NATIVE, WeightLayout};
 use tegula_sdk::host_memory::HostBuffer;
+use tegula_sdk::host_memory::device::only;
 use tegula_sdk::program::Program;
 use tegula_sdk::{Device, Memory, Result, Weight, WeightBinding, scratch};
 

@@ -169,6 +169,18 @@ fn merges_outside_the_vocabulary_are_counted_and_ids_outside_are_errors() {
 }
 
 #[test]
+fn long_texts_are_encoded_like_short_ones() {
+    let bpe = Tokenizer::new(&byte_level("gpt-2")).unwrap();
+    let mut vocab = sentencepiece();
+    vocab.add_space_prefix = Some(false);
+    let spm = Tokenizer::new(&vocab).unwrap();
+    for (tokenizer, line) in [(bpe, "hello worlds\u{e9} hell\n"), (spm, "ab abc  bc\u{e9} a\n")] {
+        let once = tokenizer.encode(line, RAW);
+        assert_eq!(tokenizer.encode(&line.repeat(2000), RAW), once.repeat(2000));
+    }
+}
+
+#[test]
 fn a_tokenizer_is_shared_between_threads() {
     fn check<T: Send + Sync>() {}
     check::<Tokenizer>();

@@ -24,13 +24,13 @@ impl ModelFile {
         let gguf = Gguf::open(&path)?;
         let arch = tegula_arch::load(&gguf)?;
         let vocab = Vocab::from_gguf(gguf.metadata())?;
+        let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
         let templates = Vocab {
-            arch: vocab.arch.clone(),
-            chat_template: vocab.chat_template.clone(),
-            named_chat_templates: vocab.named_chat_templates.clone(),
+            arch: vocab.arch,
+            chat_template: vocab.chat_template,
+            named_chat_templates: vocab.named_chat_templates,
             ..Vocab::default()
         };
-        let tokenizer = Arc::new(Tokenizer::new(vocab)?);
         let rows = u64::from(arch.info().n_vocab);
         if tokenizer.n_vocab() as u64 != rows {
             let tokenizer = tokenizer.n_vocab() as u64;

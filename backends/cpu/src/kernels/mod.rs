@@ -49,7 +49,7 @@ impl Isa {
             x86_64::avx512::detected().then_some(Isa::Avx512),
         ];
         #[cfg(not(target_arch = "x86_64"))]
-        let vector = [];
+        let vector: [Option<Isa>; 0] = [];
         std::iter::once(Isa::Portable).chain(vector.into_iter().flatten())
     }
 

@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
 use tegula::{
-    ChatTemplate, EncodeOptions, GenerateOptions, Generation, Model, Sampler, Sequence, StopReason,
-    generate,
+    ChatTemplate, GenerateOptions, Generation, Model, Sampler, Sequence, StopReason, generate,
 };
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
@@ -76,8 +75,7 @@ impl Chat<'_> {
     ) -> Result<Generation> {
         let messages = Value::Array(self.messages.clone());
         let prompt = self.template.render(&super::run::chat_input(&messages, true))?;
-        let encode = EncodeOptions { add_special: false, parse_special: true };
-        let tokens = self.model.tokenizer().encode(&prompt, encode);
+        let tokens = self.model.tokenizer().encode_prompt(&prompt);
         let same = self.evaluated.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
         // At least one token must be evaluated to have logits to choose from.
         let same = same.min(tokens.len().saturating_sub(1));

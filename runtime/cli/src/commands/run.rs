@@ -65,9 +65,7 @@ fn prompt(model: &Model, text: &str, chat: bool) -> Result<Vec<u32>> {
     }
     let messages = json!([{"role": "user", "content": text}]);
     let rendered = super::template::render(model.file(), &messages, true)?;
-    // The template writes BOS itself where it wants it.
-    let options = EncodeOptions { add_special: false, parse_special: true };
-    Ok(model.tokenizer().encode(&rendered, options))
+    Ok(model.tokenizer().encode_prompt(&rendered))
 }
 
 /// What `--chat` and `tegula chat` render with.
