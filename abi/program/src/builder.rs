@@ -176,17 +176,20 @@ impl ProgramBuilder {
         self.op(OpKind::KvStore { kv_layer }, &[k, v]);
     }
 
-    /// Attends to everything stored; `window` 0 is no window, `softcap` 0 no cap.
+    /// Attends to everything stored; `window` 0 is no window, `softcap` 0 no cap. `sinks` is one score for each head.
+    #[expect(clippy::too_many_arguments, reason = "the op's inputs and parameters, each once")]
     pub fn attention(
         &mut self,
         kv_layer: u32,
         q: ValueId,
+        sinks: Option<ValueId>,
         n_head: u32,
         scale: f32,
         softcap: f32,
         window: u32,
     ) -> ValueId {
-        self.op1(OpKind::Attention { kv_layer, n_head, scale, softcap, window }, &[q])
+        let kind = OpKind::Attention { kv_layer, n_head, scale, softcap, window };
+        self.op1(kind, &with(&[q], sinks))
     }
 
     /// `activation(gate) * up`.

@@ -27,6 +27,8 @@ pub struct Executable {
     pub(crate) weights: Vec<Option<Matrix>>,
     pub(crate) ropes: Vec<RopeTable>,
     pub(crate) workers: Workers,
+    /// Outputs whose value a later output names too: they get copies of what that one got.
+    shared_outputs: Vec<usize>,
     scratch: ScratchPlan,
     lists: Lists,
 }
@@ -54,7 +56,9 @@ pub(crate) fn plan_scratch(
 ) -> Result<(ScratchPlan, u64)> {
     let mut extra = vec![work_bytes(program, options, n_threads)?];
     for table in rope_tables(program, &[]) {
-        extra.push(u64::from(options.n_tokens_max) * table.n_rot as u64 * 4);
+        let bytes =
+            rows_max(program, table.positions, options)?.checked_mul(table.n_rot as u64 * 4);
+        extra.push(bytes.ok_or_else(|| Error::invalid("a rope table over 2^64 bytes"))?);
     }
     let plan = scratch::plan(program, options, &extra)?;
     // Block tables dominate: two addresses and a place for each block, which has at least one token.
@@ -72,11 +76,8 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
             OpKind::Matmul => {
                 let x = program.value(op.inputs[0])?;
                 let n_in = usize::try_from(x.row_len()).unwrap_or(usize::MAX);
-                let rows = match x.rows() {
-                    Dim::NOutputs => options.n_outputs_max,
-                    _ => options.n_tokens_max,
-                };
-                MatMul::scratch_len(n_threads, n_in, rows as usize)
+                let rows = rows_max(program, op.inputs[0], options)?;
+                MatMul::scratch_len(n_threads, n_in, usize::try_from(rows).unwrap_or(usize::MAX))
             }
             OpKind::Attention { kv_layer, n_head, .. } => {
                 let layer = program.kv_layers.get(kv_layer as usize);
@@ -94,6 +95,15 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
         most = most.max(len);
     }
     (most as u64).checked_mul(4).ok_or_else(|| Error::invalid("a working area over 2^64 bytes"))
+}
+
+/// The greatest number of rows of a value.
+fn rows_max(program: &Program, id: ValueId, options: &CompileOptions) -> Result<u64> {
+    Ok(match program.value(id)?.rows() {
+        Dim::Fixed(n) => n,
+        Dim::NTokens => options.n_tokens_max.into(),
+        Dim::NOutputs => options.n_outputs_max.into(),
+    })
 }
 
 /// The distinct tables that a program's rope ops need.
@@ -136,7 +146,11 @@ impl Executable {
         let ropes = rope_tables(&program, &weights);
         let (scratch, _) = plan_scratch(&program, options, workers.pool.n_threads())?;
         let lists = Lists::default();
-        Ok(Self { program, options: *options, weights, ropes, workers, scratch, lists })
+        let outputs = &program.outputs;
+        let is_shared = |i: &usize| outputs[i + 1..].contains(&outputs[*i]);
+        let shared_outputs = (0..outputs.len()).filter(is_shared).collect();
+        let options = *options;
+        Ok(Self { program, options, weights, ropes, workers, shared_outputs, scratch, lists })
     }
 
     /// Runs the ops in order.
@@ -171,7 +185,7 @@ impl Executable {
                     Error { message, ..error }
                 })?;
             }
-            Ok(())
+            self.copy_shared_outputs(run, &addresses)
         });
         lists.addresses = addresses;
         result
@@ -187,28 +201,52 @@ impl Executable {
                 *slot = piece.buffer.ptr_mut(offset, place.size)?;
             }
         }
-        let bound = |id: &ValueId, operand: Operand<'_, HostBuffer>, written: bool| {
-            let needed = self.bytes(*id, run)?;
-            let address = match operand {
-                Operand::Host(ptr, size) if size >= needed => ptr,
-                Operand::Buffer(range) if range.size >= needed && written => {
-                    range.buffer.ptr_mut(range.offset, needed)?
-                }
-                Operand::Buffer(range) if range.size >= needed => {
-                    range.buffer.ptr(range.offset, needed)?.cast_mut()
-                }
-                _ => return Err(Error::invalid(format!("value {} is bound too short", id.0))),
-            };
-            if !(address as usize).is_multiple_of(align_of::<f32>()) {
-                return Err(Error::invalid(format!("value {} is not aligned to 4 bytes", id.0)));
-            }
-            Ok(address)
-        };
         for (i, id) in self.program.inputs.iter().enumerate() {
-            out[id.index()] = bound(id, run.input(i)?, false)?;
+            out[id.index()] = self.bound(*id, run.input(i)?, false, run)?;
         }
         for (i, id) in self.program.outputs.iter().enumerate() {
-            out[id.index()] = bound(id, run.output(i)?, true)?;
+            out[id.index()] = self.bound(*id, run.output(i)?, true, run)?;
+        }
+        Ok(())
+    }
+
+    /// The address of an input or output.
+    fn bound(
+        &self,
+        id: ValueId,
+        operand: Operand<'_, HostBuffer>,
+        is_written: bool,
+        run: &Run<'_, HostBuffer>,
+    ) -> Result<*mut u8> {
+        let needed = self.bytes(id, run)?;
+        if needed == 0 {
+            // The host may give any address for a value without rows; slices want an aligned one.
+            return Ok(std::ptr::NonNull::<f32>::dangling().as_ptr().cast());
+        }
+        let address = match operand {
+            Operand::Host(ptr, size) if size >= needed => ptr,
+            Operand::Buffer(range) if range.size >= needed && is_written => {
+                range.buffer.ptr_mut(range.offset, needed)?
+            }
+            Operand::Buffer(range) if range.size >= needed => {
+                range.buffer.ptr(range.offset, needed)?.cast_mut()
+            }
+            _ => return Err(Error::invalid(format!("value {} is bound too short", id.0))),
+        };
+        if !(address as usize).is_multiple_of(align_of::<f32>()) {
+            return Err(Error::invalid(format!("value {} is not aligned to 4 bytes", id.0)));
+        }
+        Ok(address)
+    }
+
+    /// Ops write a value once, where the last output that names it lies.
+    fn copy_shared_outputs(&self, run: &Run<'_, HostBuffer>, addresses: &[*mut u8]) -> Result<()> {
+        for i in &self.shared_outputs {
+            let id = self.program.outputs[*i];
+            let to = self.bound(id, run.output(*i)?, true, run)?;
+            let bytes = usize::try_from(self.bytes(id, run)?).unwrap_or(usize::MAX);
+            // SAFETY: both places hold the value's bytes (`bound`); `copy` allows that they are the same.
+            unsafe { std::ptr::copy(addresses[id.index()], to, bytes) };
         }
         Ok(())
     }
@@ -330,14 +368,28 @@ impl<'a> Frame<'a> {
         self.region(WORK)
     }
 
+    /// Fills the tables whose positions the host gives: before all ops, since any of them may turn by one.
     fn fill_ropes(&self) -> Result<()> {
         for (i, table) in self.executable.ropes.iter().enumerate() {
-            let positions = self.i32s(table.positions)?;
-            let out = self.region(WORK + 1 + i)?;
-            let out = out.get_mut(..positions.len() * table.n_rot);
-            let out = out.ok_or_else(|| Error::invalid("more positions than tokens"))?;
-            table.fill(positions, out);
+            if !self.is_made(table.positions)? {
+                self.fill_rope(i)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Whether an op makes the value.
+    fn is_made(&self, id: ValueId) -> Result<bool> {
+        Ok(self.executable.program.value(id)?.kind == ValueKind::Result)
+    }
+
+    fn fill_rope(&self, index: usize) -> Result<()> {
+        let table = &self.executable.ropes[index];
+        let positions = self.i32s(table.positions)?;
+        let out = self.region(WORK + 1 + index)?;
+        let out = out.get_mut(..positions.len() * table.n_rot);
+        let out = out.ok_or_else(|| Error::invalid("more positions than were planned for"))?;
+        table.fill(positions, out);
         Ok(())
     }
 
@@ -346,6 +398,9 @@ impl<'a> Frame<'a> {
         let tables = &self.executable.ropes;
         let index = tables.iter().position(|table| table.serves(kind, inputs));
         let index = index.ok_or_else(|| Error::invalid("a rope without its table"))?;
+        if self.is_made(tables[index].positions)? {
+            self.fill_rope(index)?;
+        }
         let n = self.i32s(tables[index].positions)?.len() * tables[index].n_rot;
         let region = self.region(WORK + 1 + index)?;
         region.get(..n).ok_or_else(|| Error::invalid("a rope table too short"))

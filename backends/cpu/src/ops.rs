@@ -46,9 +46,13 @@ pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
         OpKind::Attention { .. } => attention(frame, op, out()?, lists),
         OpKind::Glu { activation } => {
             let (gate, up) = (frame.f32s(input(0)?)?, frame.f32s(input(1)?)?);
-            let f = glu(activation)?;
-            let kernel = |at: std::ops::Range<usize>, y: &mut [f32]| {
-                kernels.glu(f, &gate[at.clone()], &up[at], y)
+            let kernel = |at: std::ops::Range<usize>, y: &mut [f32]| match glu(activation) {
+                Some(f) => kernels.glu(f, &gate[at.clone()], &up[at], y),
+                None => {
+                    kernels.unary(unary(activation), &gate[at.clone()], y)?;
+                    y.iter_mut().zip(&up[at]).for_each(|(y, up)| *y *= up);
+                    Ok(())
+                }
             };
             pieces(pool, frame.f32s_mut(out()?)?, 1, kernel)
         }
@@ -189,14 +193,15 @@ fn unary(activation: Activation) -> Unary {
     }
 }
 
-fn glu(activation: Activation) -> Result<Glu> {
-    Ok(match activation {
+/// The fused kernel of a gated unit. No model gates by tanh, which is done in two passes.
+fn glu(activation: Activation) -> Option<Glu> {
+    Some(match activation {
         Activation::Silu => Glu::Silu,
         Activation::GeluTanh => Glu::GeluTanh,
         Activation::GeluErf => Glu::GeluErf,
         Activation::Relu => Glu::Relu,
         Activation::Sigmoid => Glu::Sigmoid,
-        Activation::Tanh => return Err(Error::unsupported("a gated unit with tanh")),
+        Activation::Tanh => return None,
     })
 }
 

@@ -65,7 +65,7 @@ fn model() -> (Program, Vec<(&'static str, Vec<u8>)>) {
         let (q, k, v) = (b.matmul(h, w[1], None), b.matmul(h, w[2], None), b.matmul(h, w[3], None));
         let (q, k) = (b.rope(q, positions, None, rope), b.rope(k, positions, None, rope));
         b.kv_store(kv, k, v);
-        let a = b.attention(kv, q, 2, 0.35, 0.0, 3 * layer);
+        let a = b.attention(kv, q, None, 2, 0.35, 0.0, 3 * layer);
         let a = b.matmul(a, w[4], None);
         x = b.add(x, a);
         let h = b.rms_norm(x, None, norm);

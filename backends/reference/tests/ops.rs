@@ -354,21 +354,12 @@ fn attention() {
         let v = b.input("v", DType::F32, &[Dim::NTokens, Dim::Fixed(2)]);
         let kv = b.kv_layer(kv_layer(1, 2, DType::F32));
         b.kv_store(kv, k, v);
-        let y = b.attention(kv, q, 2, 1.0, case.softcap, case.window);
+        let sinks = case.sinks.map(|_| b.weight("sinks", DType::F32, &[2]));
+        let y = b.attention(kv, q, sinks, 2, 1.0, case.softcap, case.window);
         b.output("y", y);
-        let mut program = b.finish().unwrap();
-        let mut weights = Vec::new();
-        if let Some(sinks) = case.sinks {
-            // The builder has no sinks; the op takes them as its last input.
-            let mut b = ProgramBuilder::new("sinks");
-            b.weight("sinks", DType::F32, &[2]);
-            let value = b.finish().unwrap().values.remove(0);
-            let id = ValueId(u32::try_from(program.values.len()).unwrap());
-            program.values.push(value);
-            program.ops.last_mut().unwrap().inputs.push(id);
-            program.verify().unwrap();
-            weights.push(("sinks", f32_bytes(&sinks)));
-        }
+        let program = b.finish().unwrap();
+        let weights: Vec<_> =
+            case.sinks.iter().map(|sinks| ("sinks", f32_bytes(sinks))).collect();
         let rig = Rig::new();
         let setup = Setup {
             program: &program,
@@ -485,7 +476,7 @@ fn the_cache_gives_the_same_however_it_is_cut() {
         let v = b.input("v", DType::F32, &[Dim::NTokens, n]);
         let kv = b.kv_layer(kv_layer(2, 32, dtype));
         b.kv_store(kv, k, v);
-        let y = b.attention(kv, q, 2, 0.2, 0.0, 0);
+        let y = b.attention(kv, q, None, 2, 0.2, 0.0, 0);
         b.output("y", y);
         let program = b.finish().unwrap();
         let rig = Rig::new();

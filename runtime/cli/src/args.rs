@@ -2,11 +2,28 @@
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
-use tegula::{DType, ModelOptions, PlanOptions, SamplerOptions};
+use tegula::{DType, ModelOptions, PlaceRule, PlanOptions, SamplerOptions, Split};
+
+/// What no option of a single command says; options win over variables.
+const ENVIRONMENT: &str = "\
+Models:
+  A MODEL is the path of a GGUF file (of a split model, any shard), or the name of one in the cache
+  folder: its file name, with or without .gguf, or a beginning that no other has.
+
+Environment:
+  TEGULA_DEVICE        Devices to use where --device is not given
+  TEGULA_MODELS        Cache folder of models [default: $XDG_CACHE_HOME/tegula/models, or
+                       ~/.cache/tegula/models]
+  TEGULA_BACKEND_PATH  Folders to search for backends before the usual ones, separated by colons
+  TEGULA_MAX_BUFFER    Greatest size of one buffer, such as 512M or 2G, whatever devices state
+  TEGULA_MEMORY_LIMIT  Memory to use of each heap at most, such as 4G
+  HF_TOKEN             Token for private and gated models of the Hugging Face hub
+  HF_ENDPOINT          Another hub to pull from [default: https://huggingface.co]
+  RUST_LOG             What is logged to stderr: error, warn, info, debug [default: warn]";
 
 /// Runs language models from GGUF files on whatever device is there.
 #[derive(Debug, Parser)]
-#[command(name = "tegula", version, propagate_version = true)]
+#[command(name = "tegula", version, propagate_version = true, after_help = ENVIRONMENT)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -23,6 +40,8 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Show what loading a model would put where.
     Plan(PlanArgs),
+    /// Fetch a model from the Hugging Face hub.
+    Pull(PullArgs),
     /// Show a model file's metadata and tensors.
     Inspect(InspectArgs),
     /// Turn text from stdin into token ids, or back.
@@ -36,7 +55,7 @@ pub(crate) enum Command {
 /// How a model is loaded.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// The model: a GGUF file, any shard of a split one.
+    /// The model: a GGUF file (any shard of a split one), or the name of one in the cache folder
     pub(crate) model: PathBuf,
     /// Devices to use: auto, cpu, vulkan:0, uuid:..., pci:..., name:*text*, !excluded [default: TEGULA_DEVICE, or auto]
     #[arg(long, value_name = "SELECTOR")]
@@ -59,6 +78,13 @@ pub(crate) struct LoadArgs {
     /// Tokens of a prompt that are computed at once
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ubatch: u32,
+    /// How layers are divided over several devices: fill (the first takes all that fits), none (the first alone), layer (by free
+    /// memory), or a proportion for each device, such as 3,1
+    #[arg(long, value_name = "SPLIT", default_value = "fill")]
+    pub(crate) split: Split,
+    /// Keep weights whose names match PATTERN on DEVICE, such as 'blk\.2[0-9]\.ffn_=cpu'; may be given several times
+    #[arg(long, value_name = "PATTERN=DEVICE")]
+    pub(crate) place: Vec<PlaceRule>,
     /// Copy weights to memory of the device even where they could be used from the file
     #[arg(long)]
     pub(crate) no_mmap: bool,
@@ -84,6 +110,8 @@ impl LoadArgs {
                 n_ubatch: self.ubatch,
                 n_outputs,
                 mmap: !self.no_mmap,
+                split: self.split.clone(),
+                place: self.place.clone(),
             },
         }
     }
@@ -92,11 +120,11 @@ impl LoadArgs {
 /// How tokens are chosen.
 #[derive(Debug, Args)]
 pub(crate) struct SampleArgs {
-    /// Seed of the choice [default: random]
+    /// Seed of the choice; the same seed gives the same text [default: random, and told with the timings]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Randomness; 0 always takes the likeliest token
-    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    #[arg(long, visible_alias = "temp", value_name = "X", default_value_t = 0.8)]
     pub(crate) temperature: f32,
     /// Choose among the K likeliest; 0 is all
     #[arg(long, value_name = "K", default_value_t = 40)]
@@ -116,10 +144,17 @@ pub(crate) struct SampleArgs {
 }
 
 impl SampleArgs {
+    /// The seed of `options` where it was drawn and had an effect, and so is worth telling.
+    pub(crate) fn drawn_seed(&self, options: &SamplerOptions) -> Option<u64> {
+        (self.seed.is_none() && options.temperature > 0.0).then_some(options.seed)
+    }
+
     /// As the library wants it; a random seed is drawn where none is given.
     pub(crate) fn options(&self) -> SamplerOptions {
         use std::hash::{BuildHasher, Hasher};
-        let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
+        // 32 bits are enough, and can be typed again.
+        let random =
+            || std::collections::hash_map::RandomState::new().build_hasher().finish() >> 32;
         SamplerOptions {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -139,7 +174,7 @@ pub(crate) struct RunArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) sample: SampleArgs,
-    /// The text to continue
+    /// The text to continue; - reads it from stdin
     #[arg(
         short = 'p',
         long,
@@ -148,7 +183,7 @@ pub(crate) struct RunArgs {
         conflicts_with = "file"
     )]
     pub(crate) prompt: Option<String>,
-    /// Read the text to continue from a file
+    /// Read the text to continue from a file; - is stdin
     #[arg(short = 'f', long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Put the prompt into the model's chat template as a user's message
@@ -157,7 +192,11 @@ pub(crate) struct RunArgs {
     /// Go on past the model's end of text
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Give the text, tokens and timings as one JSON object on stdout
+    /// Give one JSON object on stdout when done, instead of the text as it comes
+    ///
+    /// Its fields: `device`; `seed`; `prompt_tokens`, the ids; `generation` with `tokens` (ids, the end-of-text token included),
+    /// `text`, `stop` (end_of_generation, length, context_full or cancelled), `n_prompt`, `prompt_ms`, `n_decoded` and `decode_ms`;
+    /// `load_ms`; `prompt_tokens_per_s`; `tokens_per_s`; `peak_memory_bytes`.
     #[arg(long)]
     pub(crate) json: bool,
     /// No timings on stderr
@@ -195,10 +234,32 @@ pub(crate) struct PlanArgs {
     pub(crate) json: bool,
 }
 
+/// `tegula pull`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without :QUANT or /FILE.gguf, the repository's only model is fetched; where there are several, they are listed.
+All shards of a split model are fetched. What broke off is continued by the same command. The path of the
+model goes to stdout. See `tegula --help` for TEGULA_MODELS, HF_TOKEN and HF_ENDPOINT.
+
+Examples:
+  tegula pull ggml-org/gemma-3-270m-it-GGUF
+  tegula pull bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M
+  tegula pull OWNER/REPO/model.Q8_0.gguf")]
+pub(crate) struct PullArgs {
+    /// OWNER/REPO, OWNER/REPO:QUANT such as :Q4_K_M, or OWNER/REPO/FILE.gguf
+    pub(crate) name: String,
+    /// Branch, tag or commit of the repository
+    #[arg(long, value_name = "REV", default_value = "main")]
+    pub(crate) revision: String,
+    /// Replace another file of the same name
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
 /// `tegula inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// The model file
+    /// The model: a GGUF file, or the name of one in the cache folder
     pub(crate) model: PathBuf,
     /// As JSON
     #[arg(long)]
@@ -211,7 +272,7 @@ pub(crate) struct InspectArgs {
 /// `tegula tokenize`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
-    /// The model file
+    /// The model: a GGUF file, or the name of one in the cache folder
     pub(crate) model: PathBuf,
     /// Neither add tokens such as BOS nor read texts such as <|im_start|> as control tokens
     #[arg(long)]
@@ -230,7 +291,7 @@ pub(crate) struct TokenizeArgs {
 /// `tegula template`.
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArgs {
-    /// The model file
+    /// The model: a GGUF file, or the name of one in the cache folder
     pub(crate) model: PathBuf,
     /// A JSON file: an array of messages, or an object with `messages`, `tools` and other variables; - is stdin
     pub(crate) messages: PathBuf,

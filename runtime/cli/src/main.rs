@@ -7,7 +7,11 @@
 
 mod args;
 mod commands;
+mod download;
+mod hub;
+mod models;
 mod output;
+mod table;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -23,6 +27,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => commands::chat::run(args),
         Command::Devices(args) => commands::devices::run(args),
         Command::Plan(args) => commands::plan::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Template(args) => commands::template::run(args),

@@ -1,4 +1,4 @@
-//! What commands share: loading with a progress bar, Ctrl-C, tables, timings.
+//! What commands share: loading with a progress bar, Ctrl-C, timings, writing to stdout.
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tegula::memory::units::format_size;
-use tegula::{Caps, Generation, Model, ModelOptions, Runtime, RuntimeOptions};
+use tegula::{Caps, Generation, Model, ModelOptions, PlanReport, Runtime, RuntimeOptions};
 
 /// Set by Ctrl-C; generation looks at it between tokens.
 pub(crate) static CANCEL: AtomicBool = AtomicBool::new(false);
@@ -36,6 +36,7 @@ pub(crate) fn runtime() -> Result<Runtime> {
 
 /// A loaded model, and the time that took. A bar shows progress on a terminal.
 pub(crate) fn load(path: &Path, options: &ModelOptions) -> Result<(Model, Duration)> {
+    let path = crate::models::find(path)?;
     let begin = Instant::now();
     let bar = if std::io::stderr().is_terminal() {
         let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}")
@@ -49,7 +50,20 @@ pub(crate) fn load(path: &Path, options: &ModelOptions) -> Result<(Model, Durati
         bar.set_position(progress.done);
     });
     bar.finish_and_clear();
-    Ok((model?, begin.elapsed()))
+    let model = model?;
+    tell_limits(&model.plan().report, options);
+    Ok((model, begin.elapsed()))
+}
+
+/// Says once where memory made less of the model than its user may expect.
+fn tell_limits(plan: &PlanReport, options: &ModelOptions) {
+    let context = &plan.context;
+    if options.plan.n_ctx.is_none() && context.n_ctx < context.n_ctx_train {
+        eprintln!("note: the context is {} tokens, {}", context.n_ctx, context.reason);
+    }
+    if let Some(reason) = &plan.ubatch.reason {
+        log::info!("{} tokens of a prompt are computed at once: {reason}", plan.ubatch.n_tokens);
+    }
 }
 
 /// The process's greatest resident memory, where the system tells.
@@ -60,8 +74,8 @@ pub(crate) fn peak_memory() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// One line of timings on stderr.
-pub(crate) fn print_timings(load: Duration, generation: &Generation) {
+/// A line of timings on stderr, and one with the seed where that was drawn and is needed to do the same again.
+pub(crate) fn print_timings(load: Duration, generation: &Generation, seed: Option<u64>) {
     let peak = peak_memory().map(|bytes| format!(", peak memory {}", format_size(bytes)));
     eprintln!(
         "load {:.0} ms, prompt {} tokens at {:.1} t/s, generation {} tokens at {:.1} t/s{}",
@@ -72,6 +86,9 @@ pub(crate) fn print_timings(load: Duration, generation: &Generation) {
         generation.decode_rate(),
         peak.unwrap_or_default(),
     );
+    if let Some(seed) = seed.filter(|_| !generation.tokens.is_empty()) {
+        eprintln!("drawn at random: --seed {seed}");
+    }
 }
 
 /// Writes a piece of generated text at once.
@@ -102,31 +119,4 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
             cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
         io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
     })
-}
-
-/// A table with columns as wide as their longest cell; columns in `right` are aligned to the right.
-pub(crate) fn table(header: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let line = |cells: &[String]| {
-        let padded: Vec<String> = cells
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(i, (cell, width))| {
-                let fill = " ".repeat(width.saturating_sub(cell.chars().count()));
-                if right.contains(&i) { fill + cell } else { cell.clone() + &fill }
-            })
-            .collect();
-        padded.join("  ").trim_end().to_owned()
-    };
-    let header: Vec<String> = header.iter().map(ToString::to_string).collect();
-    std::iter::once(line(&header))
-        .chain(rows.iter().map(|row| line(row)))
-        .collect::<Vec<_>>()
-        .join("\n")
 }

@@ -16,6 +16,9 @@ pub enum Error {
     /// The model's architecture or hyperparameters cannot be used.
     #[error(transparent)]
     Arch(#[from] tegula_arch::ArchError),
+    /// A program that was cut into stages does not hold together: a bug in the runtime.
+    #[error(transparent)]
+    Program(#[from] tegula_program::ProgramError),
     /// The model's tokenizer cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] tegula_tokenizer::TokenizerError),
@@ -91,18 +94,16 @@ pub enum Error {
         /// Tokens that fit.
         fits: u64,
     },
-    /// The weights and scratch alone are more than the device has free.
+    /// Weights and scratch alone are more than a device has free.
     #[error(
-        "{device}: the model needs {} beside its KV cache (weights {weights}, scratch {scratch} bytes), and {} is free. Use a smaller quantisation, another device, or free memory",
-        format_size(weights + scratch), format_size(*free)
+        "{device}: the model needs {} beside its KV cache ({needed} bytes), and {} is free ({free} bytes). Use a smaller quantisation, more devices (--device), or free memory",
+        format_size(*needed), format_size(*free)
     )]
     ModelDoesNotFit {
         /// The device.
         device: String,
-        /// Bytes of weights.
-        weights: u64,
-        /// Bytes of scratch.
-        scratch: u64,
+        /// Bytes of weights, scratch and whatever else does not depend on the context.
+        needed: u64,
         /// Bytes free.
         free: u64,
     },
@@ -118,7 +119,7 @@ pub enum Error {
     },
     /// Even one token at a time needs more scratch in one piece than a buffer may hold.
     #[error(
-        "{device}: scratch for one token does not fit a buffer: {cause}; raise TEGULA_MAX_BUFFER"
+        "{device}: scratch for one token does not fit a buffer: {cause}; raise TEGULA_MAX_BUFFER or TEGULA_MEMORY_LIMIT"
     )]
     ScratchTooBig {
         /// The device.

@@ -1,20 +1,19 @@
 //! A loaded model: its plan executed on a device, shared by all its sequences.
 
-use crate::engine::{Engine, Ubatch};
+use crate::engine::{Engine, Ubatch, Wiring};
 use crate::file::ModelFile;
-use crate::kv_pool::KvPool;
+use crate::kv_pool::{KvPool, StageKv};
 use crate::memory::plan::Plan;
-use crate::planner::{PlanOptions, Planner, compile_options};
-use crate::runtime::{DeviceEntry, Runtime};
+use crate::planner::{Bounds, OpenDevice, PlanOptions, Planned, Planner, max_size, value_bytes};
+use crate::runtime::Runtime;
 use crate::sequence::Sequence;
-use crate::weights::{self, Progress};
+use crate::weights::{self, Loader, Progress};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tegula_arch::{ModelInfo, ProgramOptions, Results};
-use tegula_plugin::{BufferDesc, BufferUsage, Device};
+use tegula_plugin::{Buffer, BufferDesc, BufferUsage, ScratchDesc};
 use tegula_program::Program;
-use tegula_program::ffi::FfiProgram;
 use tegula_tokenizer::Tokenizer;
 
 /// How to load a model.
@@ -34,47 +33,43 @@ pub struct Model {
     shared: Arc<Shared>,
 }
 
+/// Fields are dropped in order: what runs before what it was made from.
 #[derive(Debug)]
 struct Shared {
-    file: ModelFile,
-    plan: Plan,
-    device: Device,
     engine: Mutex<Engine>,
     kv: Mutex<KvPool>,
-}
-
-/// A model on a device, planned but not loaded.
-struct Planned {
     file: ModelFile,
-    entry: DeviceEntry,
-    device: Device,
-    program: Program,
-    ffi: FfiProgram,
     plan: Plan,
 }
 
-fn plan_model(runtime: &Runtime, file: ModelFile, options: &ModelOptions) -> Result<Planned> {
-    let devices = runtime.select(options.device.as_deref())?;
-    let entry = devices.into_iter().next();
-    let entry = entry.ok_or_else(|| Error::NoDevice("the selector names no device".into()))?;
-    let device = runtime.open_device(&entry, options.n_threads)?;
+fn alloc_scratch(open: &OpenDevice, pieces: &[ScratchDesc]) -> Result<Vec<Buffer>> {
+    let buffer_type = open.entry.info.type_for_scratch;
+    let alloc = |piece: &ScratchDesc| {
+        let desc = BufferDesc { size: piece.size, buffer_type, usage: BufferUsage::SCRATCH };
+        Ok(open.device.alloc(&desc)?)
+    };
+    pieces.iter().map(alloc).collect()
+}
+
+/// The model's program, and the plan for it on the devices that the options select.
+fn plan_model(
+    runtime: &Runtime,
+    file: &ModelFile,
+    options: &ModelOptions,
+) -> Result<(Program, Planned)> {
     let program = file.arch().program(&ProgramOptions {
         dtype_k: options.plan.dtype_k,
         dtype_v: options.plan.dtype_v,
         results: Results::Logits,
     })?;
-    let ffi = FfiProgram::new(&program);
-    let plan = Planner {
-        device: &device,
-        entry: &entry,
-        gguf: file.gguf(),
-        model: file.arch(),
-        program: &program,
-        ffi: &ffi,
-        options: options.plan,
+    let mut devices = Vec::new();
+    for entry in runtime.select(options.device.as_deref())? {
+        let device = runtime.open_device(&entry, options.n_threads)?;
+        devices.push(OpenDevice { entry, device });
     }
-    .plan()?;
-    Ok(Planned { file, entry, device, program, ffi, plan })
+    let planner = Planner { runtime, file, program: &program, devices, options: &options.plan };
+    let planned = planner.plan()?;
+    Ok((program, planned))
 }
 
 impl Model {
@@ -84,48 +79,58 @@ impl Model {
         path: impl AsRef<Path>,
         options: &ModelOptions,
     ) -> Result<Plan> {
-        Ok(plan_model(runtime, ModelFile::open(path)?, options)?.plan)
+        Ok(plan_model(runtime, &ModelFile::open(path)?, options)?.1.plan)
     }
 
     /// Opens, plans and loads.
     ///
     /// # Errors
-    /// Anything in [`Error`]; what was allocated before is freed.
+    /// Anything in [`Error`](crate::Error); what was allocated before is freed.
     pub fn open(
         runtime: &Runtime,
         path: impl AsRef<Path>,
         options: &ModelOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let Planned { file, entry, device, program, ffi, plan } =
-            plan_model(runtime, ModelFile::open(path)?, options)?;
-        log::info!("{} on {} ({})", file.path().display(), entry.id(), entry.info.name);
-        let mut queue = device.queue()?;
-        let weights =
-            weights::load(&file, &program, &plan.weights, &entry, &device, &mut queue, progress)?;
-        let scratch_type = entry.info.type_for_scratch;
-        let mut scratch = Vec::with_capacity(plan.scratch.len());
-        for piece in &plan.scratch {
-            let desc = BufferDesc {
-                size: piece.size,
-                buffer_type: scratch_type,
-                usage: BufferUsage::SCRATCH,
-            };
-            scratch.push(device.alloc(&desc)?);
+        let file = ModelFile::open(path)?;
+        let (program, planned) = plan_model(runtime, &file, options)?;
+        let Planned { plan, devices, stages } = planned;
+        log::info!("{} on {}", file.path().display(), plan.device_names());
+        let bounds = Bounds {
+            n_ubatch: plan.n_ubatch,
+            n_outputs: plan.n_outputs,
+            n_ctx: plan.context.n_ctx,
+        };
+        let mut queues = Vec::with_capacity(devices.len());
+        let mut scratch = Vec::with_capacity(devices.len());
+        for (open, pieces) in devices.iter().zip(&plan.scratch) {
+            queues.push(open.device.queue()?);
+            scratch.push(alloc_scratch(open, pieces)?);
         }
-        let chunk_max = entry.buffer_type(scratch_type)?.max_size.get().unwrap_or(u64::MAX);
-        let options = compile_options(
-            plan.n_ubatch,
-            plan.n_outputs,
-            plan.context.n_ctx,
-            scratch_type,
-            chunk_max,
-        );
-        let executable = device.compile(&ffi, &options, &weights)?;
+        let maps = weights::map_shards(&file)?;
+        let mut loader = Loader::new(&file, &maps, &plan, progress);
+        let mut wiring = Wiring::new(&program)?;
+        let (mut runs, mut kv) = (Vec::with_capacity(stages.len()), Vec::new());
+        for ((stage, ffi), part) in stages.iter().zip(&plan.stages) {
+            let (Some(open), Some(queue)) = (devices.get(part.device), queues.get_mut(part.device))
+            else {
+                return Err(Error::Overflow { what: "the devices of the plan".into() });
+            };
+            let bindings = loader.stage(&stage.program, &part.weights, open, queue)?;
+            let scratch_type = open.entry.info.type_for_scratch;
+            let chunk_max = max_size(&open.entry, open.entry.buffer_type(scratch_type)?);
+            let options = bounds.options(scratch_type, chunk_max);
+            let executable = open.device.compile(ffi, &options, &bindings)?;
+            let outputs =
+                stage.outputs.iter().map(|id| Ok((*id, value_bytes(&program, *id, bounds)?)));
+            let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
+            runs.push(wiring.stage(executable, part.device, &stage.inputs, &outputs)?);
+            kv.push(StageKv::new(&open.device, part.kv.clone(), open.entry.info.type_for_kv));
+        }
         let n_vocab = file.arch().info().n_vocab;
-        let engine = Engine::new(executable, queue, scratch, plan.n_outputs, n_vocab);
-        let kv = KvPool::new(&device, plan.kv.clone(), entry.info.type_for_kv);
-        let shared = Shared { file, plan, device, engine: Mutex::new(engine), kv: Mutex::new(kv) };
+        let engine = Engine::new(&wiring, runs, queues, scratch, plan.n_outputs, n_vocab);
+        let kv = KvPool::new(plan.block_len, plan.n_blocks, kv);
+        let shared = Shared { engine: Mutex::new(engine), kv: Mutex::new(kv), file, plan };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -160,7 +165,7 @@ impl Model {
     }
 
     pub(crate) fn reserve_blocks(&self, blocks: &mut Vec<u32>, n_tokens: u32) -> Result<()> {
-        self.kv().reserve(&self.shared.device, blocks, n_tokens)
+        self.kv().reserve(blocks, n_tokens)
     }
 
     pub(crate) fn free_blocks(&self, blocks: &[u32]) {

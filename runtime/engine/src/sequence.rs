@@ -47,7 +47,7 @@ impl Sequence {
     /// Forgets everything from position `n` on.
     pub fn truncate(&mut self, n: u32) {
         self.n_past = self.n_past.min(n);
-        let keep = self.n_past.div_ceil(self.model.plan().kv.block_len) as usize;
+        let keep = self.n_past.div_ceil(self.model.plan().block_len.max(1)) as usize;
         let freed = self.blocks.split_off(keep.min(self.blocks.len()));
         self.model.free_blocks(&freed);
     }

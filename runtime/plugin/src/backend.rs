@@ -3,10 +3,11 @@
 use crate::error::{DeviceError, DeviceErrorKind, ErrorSlot};
 use crate::info::{Abilities, BufferType, DeviceInfo, Heap};
 use crate::negotiate::Plugin;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tegula_abi::{self as abi, ErrorRecord, Status};
 
 /// More devices than any machine has; a larger count is damage.
@@ -125,6 +126,8 @@ impl Caller {
 pub(crate) struct BackendInner {
     pub(crate) handle: NonNull<abi::BackendHandle>,
     pub(crate) caller: Caller,
+    /// For calls about one device: a device that panicked or was lost takes no other with it.
+    device_callers: Mutex<BTreeMap<u32, Arc<Caller>>>,
     /// Dropped after `close` was called.
     pub(crate) plugin: Plugin,
 }
@@ -133,6 +136,16 @@ pub(crate) struct BackendInner {
 unsafe impl Send for BackendInner {}
 // SAFETY: as above.
 unsafe impl Sync for BackendInner {}
+
+impl BackendInner {
+    /// The caller of functions of the backend that are about device `index`.
+    pub(crate) fn device_caller(&self, index: u32) -> Arc<Caller> {
+        // Nothing that is half done can be seen: the map only grows, by whole entries.
+        let mut callers = self.device_callers.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Caller::new(&format!("{}:{index}", self.plugin.id)));
+        Arc::clone(callers.entry(index).or_insert_with(new))
+    }
+}
 
 impl Drop for BackendInner {
     fn drop(&mut self) {
@@ -169,7 +182,8 @@ impl Backend {
         // SAFETY: a function of the plugin's table; both pointers are valid for the call.
         caller.call("open", |err| unsafe { open(&raw mut handle, err) })?;
         let handle = caller.handle("open", "backend", handle)?;
-        let inner = Arc::new(BackendInner { handle, caller, plugin });
+        let device_callers = Mutex::default();
+        let inner = Arc::new(BackendInner { handle, caller, device_callers, plugin });
         let (devices, faulty) = list_devices(&inner)?;
         Ok(Self { inner, devices: devices.into(), faulty: faulty.into() })
     }
@@ -266,7 +280,7 @@ fn list_devices(inner: &BackendInner) -> Result<(Vec<DeviceInfo>, Vec<FaultyDevi
 }
 
 fn read_device(inner: &BackendInner, index: u32) -> Result<DeviceInfo, DeviceError> {
-    let caller = &inner.caller;
+    let caller = &*inner.device_caller(index);
     let device_info = caller.function(inner.plugin.backend.device_info, "device_info")?;
     let mut raw =
         abi::DeviceInfo { struct_size: size_of::<abi::DeviceInfo>(), ..Default::default() };
@@ -302,13 +316,14 @@ fn read_heap(
     heap: u32,
     notes: &mut Vec<String>,
 ) -> Result<Heap, DeviceError> {
-    let heap_info = inner.caller.function(inner.plugin.backend.heap_info, "heap_info")?;
+    let caller = &*inner.device_caller(index);
+    let heap_info = caller.function(inner.plugin.backend.heap_info, "heap_info")?;
     let mut raw = abi::HeapInfo { struct_size: size_of::<abi::HeapInfo>(), ..Default::default() };
-    inner.caller.call("heap_info", |err| {
+    caller.call("heap_info", |err| {
         // SAFETY: a function of the plugin's table, with its own handle; both pointers are valid for the call.
         unsafe { heap_info(inner.handle.as_ptr(), index, heap, &raw mut raw, err) }
     })?;
-    check_size(&inner.caller, "heap_info", raw.struct_size, size_of::<abi::HeapInfo>())?;
+    check_size(caller, "heap_info", raw.struct_size, size_of::<abi::HeapInfo>())?;
     Ok(Heap::read(&raw, heap, notes))
 }
 
@@ -318,14 +333,15 @@ fn read_buffer_type(
     buffer_type: u32,
 ) -> Result<abi::BufferTypeInfo, DeviceError> {
     const WHAT: &str = "buffer_type_info";
-    let call = inner.caller.function(inner.plugin.backend.buffer_type_info, WHAT)?;
+    let caller = &*inner.device_caller(index);
+    let call = caller.function(inner.plugin.backend.buffer_type_info, WHAT)?;
     let mut raw =
         abi::BufferTypeInfo { struct_size: size_of::<abi::BufferTypeInfo>(), ..Default::default() };
-    inner.caller.call(WHAT, |err| {
+    caller.call(WHAT, |err| {
         // SAFETY: a function of the plugin's table, with its own handle; both pointers are valid for the call.
         unsafe { call(inner.handle.as_ptr(), index, buffer_type, &raw mut raw, err) }
     })?;
-    check_size(&inner.caller, WHAT, raw.struct_size, size_of::<abi::BufferTypeInfo>())?;
+    check_size(caller, WHAT, raw.struct_size, size_of::<abi::BufferTypeInfo>())?;
     Ok(raw)
 }
 

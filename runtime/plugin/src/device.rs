@@ -121,17 +121,18 @@ impl Device {
             let message = format!("it has no usable device {index}");
             outer.caller.error(DeviceErrorKind::NotFound, WHAT, message)
         })?;
-        let open = outer.caller.function(outer.plugin.backend.device_open, WHAT)?;
+        let listed = outer.device_caller(index);
+        let open = listed.function(outer.plugin.backend.device_open, WHAT)?;
         let options = abi::DeviceOptions {
             struct_size: size_of::<abi::DeviceOptions>(),
             n_threads: options.n_threads.map_or(0, std::num::NonZeroU32::get),
         };
         let mut handle = std::ptr::null_mut();
-        outer.caller.call(WHAT, |err| {
+        listed.call(WHAT, |err| {
             // SAFETY: a function of the plugin's table, with its own handle; all pointers are valid for the call.
             unsafe { open(outer.handle.as_ptr(), index, &raw const options, &raw mut handle, err) }
         })?;
-        let handle = outer.caller.handle(WHAT, "device", handle)?;
+        let handle = listed.handle(WHAT, "device", handle)?;
         let caller = Caller::new(&format!("{} {}", info.id(), info.name));
         let inner = Arc::new(DeviceInner { handle, caller, info, backend: Arc::clone(outer) });
         Ok(Self { inner, backend: backend.clone() })

@@ -37,6 +37,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("abi/sdk", "makes the boundary's tables from safe traits"),
     ("runtime/plugin", "the one crate that opens libraries"),
     ("backends", "kernels and drivers"),
+    ("tests/fake", "a shim between two sets of the boundary's tables"),
 ];
 
 /// Words that name a backend. The core must work with backends that do not exist yet, so it names none; `cpu` is no such

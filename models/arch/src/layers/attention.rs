@@ -75,6 +75,7 @@ pub(crate) fn attention(g: &mut Graph<'_>, il: u32, x: ValueId, a: &Attention) -
 
     let kv = g.kv_layer(a.kv_group(), a.n_head_kv, [a.head_dim_k, a.head_dim_v]);
     g.ops.kv_store(kv, k, v);
-    let heads = g.ops.attention(kv, q, a.n_head, a.scale, a.softcap, a.window); // [n_tokens, n_head * dim_v]
+    // [n_tokens, n_head * dim_v]
+    let heads = g.ops.attention(kv, q, None, a.n_head, a.scale, a.softcap, a.window);
     g.linear(heads, &name("attn_output"), [n_embd, n_head * dim_v], a.output_bias)
 }

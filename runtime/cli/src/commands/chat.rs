@@ -16,7 +16,9 @@ use tegula::{
 };
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
-    let mut sampler = Sampler::new(args.sample.options())?;
+    let sampling = args.sample.options();
+    let seed = args.sample.drawn_seed(&sampling);
+    let mut sampler = Sampler::new(sampling)?;
     let (model, load) = output::load(&args.load.model, &args.load.options(1))?;
     let template = template_of(model.file())?;
     output::catch_ctrl_c()?;
@@ -25,7 +27,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         eprintln!(
             "{} on {}, context {} tokens. Ctrl-C stops an answer, Ctrl-D ends the chat.",
             model.info().name.as_deref().unwrap_or("model"),
-            model.plan().device,
+            model.plan().device_names(),
             model.plan().context.n_ctx
         );
     }
@@ -52,7 +54,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
             break;
         }
         if !terminal {
-            output::print_timings(load, &generation);
+            output::print_timings(load, &generation, seed);
         }
     }
     Ok(())

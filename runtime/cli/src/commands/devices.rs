@@ -3,6 +3,7 @@
 use super::plan::figure;
 use crate::args::DevicesArgs;
 use crate::output;
+use crate::table::{table, terminal_width};
 use anyhow::Result;
 use serde::Serialize;
 use tegula::memory::plan::FigureReport;
@@ -211,24 +212,26 @@ fn device_text(device: &DeviceReport) -> String {
     if !identity.is_empty() {
         out.push_str(&format!("\n    {}", identity.join(", ")));
     }
-    let rows: Vec<Vec<String>> = device
+    let width = terminal_width().map(|width| width.saturating_sub(4));
+    let heaps: Vec<Vec<String>> = (0..)
+        .zip(&device.heaps)
+        .map(|(i, heap): (u32, _)| {
+            vec![format!("{i} {}", heap.kind), sourced(&heap.free), sourced(&heap.total)]
+        })
+        .collect();
+    let types: Vec<Vec<String>> = device
         .buffer_types
         .iter()
         .map(|kind| {
-            let heap = device.heaps.get(kind.heap as usize);
-            let show = |value: Option<&FigureReport>| value.map(sourced).unwrap_or_default();
-            vec![
-                kind.name.clone(),
-                format!("{} {}", kind.heap, heap.map(|h| h.kind.as_str()).unwrap_or("?")),
-                sourced(&kind.max_size),
-                show(heap.map(|heap| &heap.free)),
-                show(heap.map(|heap| &heap.total)),
-                kind.host_access.clone(),
-            ]
+            let size = sourced(&kind.max_size);
+            vec![kind.name.clone(), kind.heap.to_string(), size, kind.host_access.clone()]
         })
         .collect();
-    let header = ["type", "heap", "max_size", "free", "total", "host access"];
-    for line in output::table(&header, &rows, &[]).lines() {
+    let tables = [
+        table(&["heap", "free", "total"], &heaps, &[], width),
+        table(&["buffer type", "heap", "max_size", "host access"], &types, &[], width),
+    ];
+    for line in tables.iter().flat_map(|table| table.lines()) {
         out.push_str("\n    ");
         out.push_str(line);
     }

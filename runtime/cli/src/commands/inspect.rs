@@ -1,7 +1,8 @@
 //! `tegula inspect`: a model file's metadata and tensors, whatever its architecture.
 
 use crate::args::InspectArgs;
-use crate::output;
+use crate::table::{table, terminal_width};
+use crate::{models, output};
 use anyhow::Result;
 use serde_json::{Map, Value as Json, json};
 use tegula::Gguf;
@@ -13,20 +14,25 @@ const SHOWN_ELEMENTS: usize = 6;
 const SHOWN_CHARS: usize = 100;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let gguf = Gguf::open(&args.model)?;
+    let path = models::find(&args.model)?;
+    let gguf = Gguf::open(&path)?;
     let metadata = metadata(&gguf, args.full);
     if args.json {
         return output::print_json(&json!({
-            "path": args.model.display().to_string(),
+            "path": path.display().to_string(),
             "shards": gguf.shards().iter().map(|s| s.path.display().to_string()).collect::<Vec<_>>(),
             "metadata": metadata,
             "tensors": tensors_json(&gguf),
         }));
     }
     output::print(&gguf.summary()?.to_string())?;
-    let rows: Vec<Vec<String>> =
-        metadata.iter().map(|(key, value)| vec![key.clone(), value.to_string()]).collect();
-    output::print(&format!("\n{}", output::table(&["key", "value"], &rows, &[])))?;
+    let rows: Vec<Vec<String>> = gguf
+        .metadata()
+        .iter()
+        .map(|(key, value)| vec![key.to_owned(), cell(value, args.full)])
+        .collect();
+    let width = terminal_width().filter(|_| !args.full);
+    output::print(&format!("\n{}", table(&["key", "value"], &rows, &[], width)))?;
     let rows: Vec<Vec<String>> = gguf
         .tensors()
         .iter()
@@ -40,8 +46,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
             ]
         })
         .collect();
-    let table = output::table(&["tensor", "type", "dimensions", "bytes"], &rows, &[3]);
-    output::print(&format!("\n{table}"))
+    let tensors = table(&["tensor", "type", "dimensions", "bytes"], &rows, &[3], width);
+    output::print(&format!("\n{tensors}"))
 }
 
 fn tensors_json(gguf: &Gguf) -> Vec<Json> {
@@ -61,12 +67,40 @@ fn tensors_json(gguf: &Gguf) -> Vec<Json> {
 }
 
 fn metadata(gguf: &Gguf, full: bool) -> Map<String, Json> {
-    let (elements, chars) =
-        if full { (usize::MAX, usize::MAX) } else { (SHOWN_ELEMENTS, SHOWN_CHARS) };
+    let (elements, chars) = limits(full);
     gguf.metadata()
         .iter()
         .map(|(key, value)| (key.to_owned(), value_json(value, elements, chars)))
         .collect()
+}
+
+/// A value for the table: one that is cut begins with its length, which a narrow terminal leaves.
+fn cell(value: &Value, full: bool) -> String {
+    let (n, what) = match value {
+        Value::Array(array) if !full && array.len() > SHOWN_ELEMENTS => (array.len(), "values"),
+        Value::String(bytes) if !full => {
+            (String::from_utf8_lossy(bytes).chars().count(), "characters")
+        }
+        _ => (0, ""),
+    };
+    let (elements, chars) = limits(full);
+    let whole = value_json(value, elements, chars);
+    match whole {
+        Json::Array(mut shown) if n > elements => {
+            shown.pop();
+            format!("{n} {what}: {}", Json::Array(shown))
+        }
+        Json::String(_) if n > chars => {
+            let Value::String(bytes) = value else { return whole.to_string() };
+            let cut: String = String::from_utf8_lossy(bytes).chars().take(chars).collect();
+            format!("{n} {what}: {}", json!(cut))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn limits(full: bool) -> (usize, usize) {
+    if full { (usize::MAX, usize::MAX) } else { (SHOWN_ELEMENTS, SHOWN_CHARS) }
 }
 
 /// A value as JSON; long arrays and texts are cut to `elements` and `chars`, and say so.
@@ -83,7 +117,7 @@ fn value_json(value: &Value, elements: usize, chars: usize) -> Json {
             Json::Array(shown)
         }
         Value::String(bytes) => text_json(bytes, chars),
-        Value::F32(x) => json!(x),
+        Value::F32(x) => float_json(*x),
         Value::F64(x) => json!(x),
         Value::Bool(x) => json!(x),
         other => other.integer().map_or(Json::Null, integer_json),
@@ -93,12 +127,17 @@ fn value_json(value: &Value, elements: usize, chars: usize) -> Json {
 fn element_json(array: &Array, i: usize, elements: usize, chars: usize) -> Option<Json> {
     Some(match array {
         Array::String(strings) => text_json(strings.get(i)?, chars),
-        Array::F32(values) => json!(values.get(i)?),
+        Array::F32(values) => float_json(*values.get(i)?),
         Array::F64(values) => json!(values.get(i)?),
         Array::Bool(values) => json!(values.get(i)?),
         Array::Array(inner) => value_json(&Value::Array(inner.get(i)?.clone()), elements, chars),
         other => integer_json(other.integer(i)?),
     })
+}
+
+/// As short as tells it from its neighbours: 1e-5, not 9.999999747378752e-6.
+fn float_json(x: f32) -> Json {
+    x.to_string().parse::<f64>().map_or(Json::Null, |x| json!(x))
 }
 
 fn integer_json(n: i128) -> Json {

@@ -5,6 +5,7 @@ pub(crate) mod devices;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod plan;
+pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod template;
 pub(crate) mod tokenize;

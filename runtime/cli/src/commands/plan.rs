@@ -1,24 +1,38 @@
 //! `tegula plan`: what loading would put where.
 
 use crate::args::PlanArgs;
-use crate::output;
+use crate::table::{printable, table, terminal_width, wrap};
+use crate::{models, output};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use tegula::Model;
 use tegula::memory::plan::{ChunkReport, FigureReport, HeapReport, PlanReport};
 use tegula::memory::units::format_size;
 
+/// Columns of a bar at most, and the fewest that say anything.
+const BAR_MAX: usize = 24;
+const BAR_MIN: usize = 5;
+
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    let plan = Model::plan_only(&output::runtime()?, &args.load.model, &args.load.options(1))?;
-    if args.json { output::print_json(&plan.report) } else { output::print(&text(&plan.report)) }
+    let plan = Model::plan_only(
+        &output::runtime()?,
+        models::find(&args.load.model)?,
+        &args.load.options(1),
+    )?;
+    if args.json {
+        output::print_json(&plan.report)
+    } else {
+        output::print(&text(&plan.report, terminal_width()))
+    }
 }
 
-fn text(plan: &PlanReport) -> String {
+/// The plan for people, in lines of `width`, if that is given.
+fn text(plan: &PlanReport, width: Option<usize>) -> String {
     let (model, context) = (&plan.model, &plan.context);
     let mut lines = vec![
         format!(
             "model    {} ({}, {:.1} M parameters, {} of tensors)",
-            model.name.as_deref().unwrap_or(&model.path),
+            printable(model.name.as_deref().unwrap_or(&model.path)),
             model.arch,
             model.n_params as f64 / 1e6,
             format_size(model.tensor_bytes)
@@ -37,17 +51,20 @@ fn text(plan: &PlanReport) -> String {
             Some(reason) => format!("ubatch   {} tokens: {reason}", plan.ubatch.n_tokens),
         },
     ];
+    for line in &mut lines {
+        *line = wrap(line, width, 9);
+    }
     for device in &plan.devices {
         lines.push(format!("\n{}  {}", device.id, device.name));
         for heap in &device.heaps {
-            lines.push(heap_text(heap));
+            lines.push(heap_text(heap, width));
         }
     }
     lines.join("\n")
 }
 
-fn heap_text(heap: &HeapReport) -> String {
-    let mut out = format!(
+fn heap_text(heap: &HeapReport, width: Option<usize>) -> String {
+    let head = format!(
         "heap {} ({}, pool {}): {} planned ({} of it read from the mapped file) of {} free, {} in all",
         heap.index,
         heap.kind,
@@ -57,6 +74,7 @@ fn heap_text(heap: &HeapReport) -> String {
         figure(&heap.free),
         figure(&heap.total),
     );
+    let mut out = wrap(&head, width, 2);
     // Chunks alike are one row: a plan of a thousand KV chunks is read at a glance.
     let mut groups: BTreeMap<(usize, &str, &str), Vec<&ChunkReport>> = BTreeMap::new();
     for chunk in &heap.chunks {
@@ -64,31 +82,46 @@ fn heap_text(heap: &HeapReport) -> String {
         let place = order.iter().position(|usage| *usage == chunk.usage).unwrap_or(order.len());
         groups.entry((place, chunk.usage, chunk.source)).or_default().push(chunk);
     }
-    let rows: Vec<Vec<String>> = groups
-        .iter()
-        .map(|((_, usage, source), chunks)| {
-            let total: u64 = chunks.iter().map(|chunk| chunk.size).sum();
-            let largest = chunks.iter().map(|chunk| chunk.size).max().unwrap_or(0);
-            let limit = chunks.first().and_then(|chunk| chunk.max_size.as_ref());
-            vec![
-                usage.to_string(),
-                chunks.first().map(|chunk| chunk.buffer_type.clone()).unwrap_or_default(),
-                source.to_string(),
-                chunks.len().to_string(),
-                format_size(total),
-                format_size(largest),
-                limit.map(figure).unwrap_or_default(),
-                bar(total, heap.planned_bytes),
-            ]
-        })
-        .collect();
-    let header = ["usage", "type", "source", "chunks", "bytes", "largest", "max_size", ""];
-    let table = output::table(&header, &rows, &[3, 4, 5]);
-    for line in table.lines() {
-        out.push_str("\n  ");
-        out.push_str(line);
+    let mut rows = Vec::new();
+    let mut totals = Vec::new();
+    for ((_, usage, source), chunks) in &groups {
+        let total: u64 = chunks.iter().map(|chunk| chunk.size).sum();
+        let largest = chunks.iter().map(|chunk| chunk.size).max().unwrap_or(0);
+        let first = chunks.first();
+        totals.push(total);
+        rows.push(vec![
+            usage.to_string(),
+            first.map(|chunk| chunk.buffer_type.clone()).unwrap_or_default(),
+            source.to_string(),
+            chunks.len().to_string(),
+            format_size(total),
+            format_size(largest),
+            first.and_then(|chunk| chunk.max_size.as_ref()).map(limit).unwrap_or_default(),
+        ]);
+    }
+    let width = width.map(|width| width.saturating_sub(2));
+    let header = ["usage", "type", "source", "chunks", "bytes", "largest", "max_size"];
+    let text = table(&header, &rows, &[3, 4, 5, 6], width);
+    // Bars take the room that is left.
+    let used = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) + 2;
+    let room = width.map_or(BAR_MAX, |width| width.saturating_sub(used).min(BAR_MAX));
+    let room = if room < BAR_MIN { 0 } else { room };
+    // No bar for the header.
+    let bars = std::iter::once(None).chain(totals.into_iter().map(Some));
+    for (line, total) in text.lines().zip(bars) {
+        let bar = total.map(|total| bar(total, heap.planned_bytes, room)).unwrap_or_default();
+        let line = format!("{line:<used$}{bar}");
+        out.push_str(&format!("\n  {}", line.trim_end()));
     }
     out
+}
+
+/// A limit with its source only where an operator set it: the others are `tegula devices`' business.
+fn limit(value: &FigureReport) -> String {
+    match value.value {
+        Some(bytes) if value.source != "override" => format_size(bytes),
+        _ => figure(value),
+    }
 }
 
 /// A figure with its source where that is not the driver.
@@ -100,9 +133,31 @@ pub(crate) fn figure(figure: &FigureReport) -> String {
     }
 }
 
-fn bar(part: u64, whole: u64) -> String {
-    let eighths = (part as f64 / whole.max(1) as f64 * 24.0 * 8.0).round() as usize;
+fn bar(part: u64, whole: u64, columns: usize) -> String {
+    let share = (part as f64 / whole.max(1) as f64).min(1.0);
+    let eighths = (share * columns as f64 * 8.0).round() as usize;
     let full = "█".repeat(eighths / 8);
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     full + rest.get(eighths % 8).unwrap_or(&"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bar;
+
+    /// A bar longer than its room would wrap; one of nothing would look like something.
+    #[test]
+    fn bars_keep_to_their_room() {
+        for ((part, whole, columns), expected) in [
+            ((10, 10, 4), "████"),
+            ((5, 10, 4), "██"),
+            ((1, 16, 4), "▎"),
+            ((0, 10, 4), ""),
+            ((0, 0, 4), ""),
+            ((20, 10, 2), "██"),
+            ((10, 10, 0), ""),
+        ] {
+            assert_eq!(bar(part, whole, columns), expected, "{part} of {whole} in {columns}");
+        }
+    }
 }

@@ -4,18 +4,14 @@ use crate::args::RunArgs;
 use crate::output;
 use anyhow::{Context, Result};
 use serde_json::json;
+use std::path::Path;
 use tegula::{ChatInput, ChatTime, EncodeOptions, GenerateOptions, Model, Sampler, generate};
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let text = match (&args.prompt, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(path)) => {
-            std::fs::read_to_string(path).with_context(|| path.display().to_string())?
-        }
-        (None, None) => anyhow::bail!("no prompt: give -p TEXT or -f FILE"),
-    };
+    let text = text(args)?;
     // Before the model is loaded, so that wrong settings are told at once.
-    let mut sampler = Sampler::new(args.sample.options())?;
+    let sampling = args.sample.options();
+    let mut sampler = Sampler::new(sampling)?;
     let (model, load) = output::load(&args.load.model, &args.load.options(1))?;
     let prompt = prompt(&model, &text, args.chat)?;
     let options = GenerateOptions {
@@ -40,7 +36,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if args.json {
         let load_ms = load.as_secs_f64() * 1e3;
         output::print_json(&json!({
-            "device": model.plan().device,
+            "device": model.plan().device_names(),
+            "seed": sampling.seed,
             "prompt_tokens": prompt,
             "generation": generation,
             "load_ms": load_ms,
@@ -52,9 +49,27 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         output::stream("\n")?;
     }
     if !args.quiet {
-        output::print_timings(load, &generation);
+        output::print_timings(load, &generation, args.sample.drawn_seed(&sampling));
     }
     Ok(())
+}
+
+/// The text to continue, from wherever it comes.
+fn text(args: &RunArgs) -> Result<String> {
+    let stdin = Path::new("-");
+    let (text, name) = match (&args.prompt, &args.file) {
+        (Some(text), _) if Path::new(text) != stdin => (text.clone(), "-p"),
+        (None, Some(path)) if path != stdin => {
+            let text = std::fs::read_to_string(path);
+            (text.with_context(|| format!("-f: {}", path.display()))?, "-f")
+        }
+        (None, None) => anyhow::bail!("no prompt: give -p TEXT or -f FILE"),
+        _ => (std::io::read_to_string(std::io::stdin()).context("stdin")?, "stdin"),
+    };
+    if text.is_empty() {
+        anyhow::bail!("{name}: the text is empty; there is nothing to continue");
+    }
+    Ok(text)
 }
 
 /// The prompt's tokens: the text itself, or as a user's message in the model's template.

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &TemplateArgs) -> Result<()> {
     };
     let value: Value = serde_json::from_str(&text.with_context(|| name.clone())?)
         .with_context(|| format!("{name} is no JSON"))?;
-    let file = ModelFile::open(&args.model)?;
+    let file = ModelFile::open(crate::models::find(&args.model)?)?;
     let template = template_of(&file)?;
     let rendered = match &value {
         Value::Array(_) => {

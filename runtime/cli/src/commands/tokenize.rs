@@ -8,7 +8,7 @@ use tegula::{EncodeOptions, ModelFile};
 pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
     let mut input = Vec::new();
     std::io::stdin().read_to_end(&mut input).context("stdin")?;
-    let file = ModelFile::open(&args.model)?;
+    let file = ModelFile::open(crate::models::find(&args.model)?)?;
     let tokenizer = file.tokenizer();
     if args.decode {
         let ids = read_ids(&String::from_utf8_lossy(&input))?;

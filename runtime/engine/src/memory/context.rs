@@ -12,6 +12,17 @@ pub struct ContextChoice {
     pub reason: String,
 }
 
+/// How many tokens of KV cache fit, and the pool that decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// Tokens.
+    pub tokens: u64,
+    /// Bytes that are left in the deciding pool.
+    pub budget: u64,
+    /// Bytes of one token in it.
+    pub per_token: u64,
+}
+
 /// What the choice depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct ContextInputs {
@@ -19,10 +30,8 @@ pub struct ContextInputs {
     pub asked: Option<u32>,
     /// The context the model was trained on, as the file says; not to be trusted with an allocation.
     pub trained: u64,
-    /// Bytes of one token in the KV cache.
-    pub kv_bytes_per_token: u64,
-    /// Bytes that are free for the KV cache, if known.
-    pub budget: Option<u64>,
+    /// What fits in the memory that is left, if that is known.
+    pub fits: Option<Fit>,
 }
 
 /// Fewest tokens that are of any use.
@@ -33,55 +42,55 @@ const N_CTX_BLIND: u64 = 4096;
 
 /// Chooses the context.
 pub fn choose(inputs: ContextInputs) -> Result<ContextChoice, Error> {
-    let per_token = inputs.kv_bytes_per_token.max(1);
-    let fits = inputs.budget.map(|budget| budget / per_token);
     if let Some(asked) = inputs.asked {
-        let bytes = u64::from(asked).saturating_mul(per_token);
-        if asked == 0 {
-            return Err(Error::Option { name: "-c", why: "a context of 0 tokens".into() });
-        }
-        if let Some(budget) = inputs.budget.filter(|budget| bytes > *budget) {
-            return Err(Error::ContextDoesNotFit {
-                asked: u64::from(asked),
-                bytes,
-                per_token,
-                budget,
-                fits: budget / per_token,
-            });
-        }
-        let reason = if u64::from(asked) > inputs.trained {
-            format!("asked for; the model was trained on {} tokens", inputs.trained)
-        } else {
-            "asked for".to_owned()
-        };
-        return Ok(ContextChoice { n_ctx: asked, reason });
+        return honour(asked, inputs);
     }
     let trained = inputs.trained.max(1);
-    let (limit, reason) = match fits {
-        Some(fits) if fits < trained => (
-            fits,
+    let (limit, reason) = match inputs.fits {
+        Some(fit) if fit.tokens < trained => (
+            fit.tokens,
             format!(
-                "the longest that fits: {} free for the KV cache at {per_token} bytes a token; trained on {trained}",
-                format_size(inputs.budget.unwrap_or(0)),
+                "the longest that fits: {} free for the KV cache at {} bytes a token; trained on {trained}",
+                format_size(fit.budget),
+                fit.per_token,
             ),
         ),
-        Some(_) => (trained, "the context the model was trained on".to_owned()),
         None if trained > N_CTX_BLIND => (
             N_CTX_BLIND,
             format!("free memory is unknown, so not the trained {trained}; -c overrides"),
         ),
-        None => (trained, "the context the model was trained on".to_owned()),
+        _ => (trained, "the context the model was trained on".to_owned()),
     };
     if limit < N_CTX_MIN.min(trained) {
-        return Err(Error::ContextDoesNotFit {
-            asked: N_CTX_MIN,
-            bytes: N_CTX_MIN.saturating_mul(per_token),
-            per_token,
-            budget: inputs.budget.unwrap_or(0),
-            fits: limit,
-        });
+        return Err(does_not_fit(N_CTX_MIN, inputs.fits));
     }
     Ok(ContextChoice { n_ctx: u32::try_from(limit).unwrap_or(u32::MAX), reason })
+}
+
+fn honour(asked: u32, inputs: ContextInputs) -> Result<ContextChoice, Error> {
+    if asked == 0 {
+        return Err(Error::Option { name: "-c", why: "a context of 0 tokens".into() });
+    }
+    if inputs.fits.is_some_and(|fit| fit.tokens < u64::from(asked)) {
+        return Err(does_not_fit(u64::from(asked), inputs.fits));
+    }
+    let reason = if u64::from(asked) > inputs.trained {
+        format!("asked for; the model was trained on {} tokens", inputs.trained)
+    } else {
+        "asked for".to_owned()
+    };
+    Ok(ContextChoice { n_ctx: asked, reason })
+}
+
+fn does_not_fit(asked: u64, fits: Option<Fit>) -> Error {
+    let fit = fits.unwrap_or(Fit { tokens: 0, budget: 0, per_token: 1 });
+    Error::ContextDoesNotFit {
+        asked,
+        bytes: asked.saturating_mul(fit.per_token),
+        per_token: fit.per_token,
+        budget: fit.budget,
+        fits: fit.tokens,
+    }
 }
 
 #[cfg(test)]
@@ -89,7 +98,9 @@ mod tests {
     use super::*;
 
     fn check(asked: Option<u32>, trained: u64, budget: Option<u64>) -> Option<u32> {
-        let inputs = ContextInputs { asked, trained, kv_bytes_per_token: 100, budget };
+        let fit = |budget| Fit { tokens: budget / 100, budget, per_token: 100 };
+        let fits = budget.map(fit);
+        let inputs = ContextInputs { asked, trained, fits };
         choose(inputs).ok().map(|choice| choice.n_ctx)
     }
 

@@ -32,39 +32,55 @@ pub struct KvShape {
     alignment: u64,
 }
 
+/// Tokens of a block such that a block of any of `layers` fits a buffer of `max_size`, or an error if one token does not.
+pub fn block_len(layers: &[KvLayer], max_size: u64) -> Result<u32, Error> {
+    let token = |layer: &KvLayer| layer.block_bytes(1).map_or(u64::MAX, |(k, v)| k.max(v));
+    let widest = layers.iter().map(token).max().unwrap_or(0).max(1);
+    let mut block_len = BLOCK_LEN;
+    while block_len > 1 && widest.saturating_mul(u64::from(block_len)) > max_size {
+        block_len /= 2;
+    }
+    if widest.saturating_mul(u64::from(block_len)) > max_size {
+        return Err(Error::RowTooBig {
+            tensor: "the keys of one token in one layer".into(),
+            asked: widest,
+            limit: max_size,
+        });
+    }
+    Ok(block_len)
+}
+
+/// Bytes of one token over all `layers`, keys and values.
+pub fn bytes_per_token(layers: &[KvLayer]) -> u64 {
+    let both = |layer: &KvLayer| layer.block_bytes(1).map_or(0, |(k, v)| k.saturating_add(v));
+    layers.iter().map(both).fold(0, u64::saturating_add)
+}
+
 impl KvShape {
-    /// Cuts the cache for `n_ctx` tokens of `layers` under the limits of the device's buffers.
+    /// Cuts the cache for `n_ctx` tokens of `layers`, in blocks of `block_len` as [`block_len`] gave it, under the limits of the device's buffers.
     pub fn new(
         layers: &[KvLayer],
         n_ctx: u32,
+        block_len: u32,
         limits: ChunkLimits,
         alignment: u64,
-    ) -> Result<Self, Error> {
-        let token = |layer: &KvLayer| layer.block_bytes(1).map_or(0, |(k, v)| k.max(v));
+    ) -> Self {
+        let block_len = block_len.max(1);
+        let token = |layer: &KvLayer| layer.block_bytes(1).map_or(u64::MAX, |(k, v)| k.max(v));
         let widest = layers.iter().map(token).max().unwrap_or(0).max(1);
-        let mut block_len = BLOCK_LEN;
-        while block_len > 1 && widest.saturating_mul(u64::from(block_len)) > limits.max_size {
-            block_len /= 2;
-        }
-        let block = widest.saturating_mul(u64::from(block_len));
-        if block > limits.max_size {
-            return Err(Error::RowTooBig {
-                tensor: "the keys of one token in one layer".into(),
-                asked: block,
-                limit: limits.max_size,
-            });
-        }
         let n_blocks = n_ctx.max(1).div_ceil(block_len);
-        let wanted = n_blocks.div_ceil(SEGMENTS).max(SEGMENT_TOKENS_MIN / block_len).min(n_blocks);
+        let least = (SEGMENT_TOKENS_MIN / block_len).max(1);
+        let wanted = n_blocks.div_ceil(SEGMENTS).max(least).min(n_blocks);
+        let block = widest.saturating_mul(u64::from(block_len));
         let possible = u32::try_from(limits.max_size / block).unwrap_or(u32::MAX);
-        Ok(Self {
+        Self {
             layers: layers.to_vec(),
             block_len,
             segment_blocks: wanted.min(possible).max(1),
             n_blocks,
             limits,
             alignment,
-        })
+        }
     }
 
     /// Number of segments when all are there.
@@ -139,7 +155,7 @@ mod tests {
     #[test]
     fn llama_3_2_3b_at_65536_tokens_tiles() {
         let limits = ChunkLimits { max_size: 4_294_959_104, preferred: 4_294_959_104 };
-        let shape = KvShape::new(&layers(28, 8, 128, DType::F16), 65_536, limits, 64).unwrap();
+        let shape = KvShape::new(&layers(28, 8, 128, DType::F16), 65_536, BLOCK_LEN, limits, 64);
         assert_eq!(shape.bytes().unwrap(), 7_516_192_768);
         let chunks: Vec<u64> =
             (0..shape.n_segments()).flat_map(|i| shape.pack_segment(i).unwrap().chunks).collect();
@@ -155,7 +171,9 @@ mod tests {
             for max_size in [1536u64, 65_536, 1 << 20, 1 << 30] {
                 for n_ctx in [1, 31, 512, 8192, 131_072] {
                     let limits = ChunkLimits { max_size, preferred: max_size };
-                    let shape = KvShape::new(&layers(3, 3, 64, dtype), n_ctx, limits, 64).unwrap();
+                    let layers = layers(3, 3, 64, dtype);
+                    let block_len = block_len(&layers, max_size).unwrap();
+                    let shape = KvShape::new(&layers, n_ctx, block_len, limits, 64);
                     let blocks: u32 = (0..shape.n_segments()).map(|i| shape.blocks_of(i)).sum();
                     assert_eq!(blocks, shape.n_blocks);
                     assert!(blocks * shape.block_len >= n_ctx);

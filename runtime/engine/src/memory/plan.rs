@@ -65,33 +65,57 @@ impl WeightsPlan {
     }
 }
 
-/// What was decided for one model on one device. The loader executes exactly this.
+/// One stage: a run of ops on one device.
+#[derive(Debug, Clone)]
+pub struct StagePlan {
+    /// Index into [`Plan::devices`].
+    pub device: usize,
+    /// Weights of its ops.
+    pub weights: WeightsPlan,
+    /// Its part of the KV cache; without layers if it has none.
+    pub kv: KvShape,
+    /// Scratch of a run of this stage. Stages of a device use the same chunks, one after the other.
+    pub scratch: Vec<ScratchDesc>,
+    /// Bytes of device memory that compiling takes outside buffers.
+    pub compile_device_bytes: u64,
+    /// Bytes of host memory that compiling takes outside buffers.
+    pub compile_host_bytes: u64,
+}
+
+/// What was decided for one model. The loader executes exactly this.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The device's id (`cpu:0`).
-    pub device: String,
-    /// Weights.
-    pub weights: WeightsPlan,
-    /// The KV cache.
-    pub kv: KvShape,
+    /// The devices used, by id (`cpu:0`).
+    pub devices: Vec<String>,
+    /// The stages, in the order they run.
+    pub stages: Vec<StagePlan>,
+    /// For each device, the scratch chunks that its stages share.
+    pub scratch: Vec<Vec<ScratchDesc>>,
     /// The context and why.
     pub context: ContextChoice,
+    /// Tokens of a KvBlock.
+    pub block_len: u32,
+    /// KvBlocks that hold the context.
+    pub n_blocks: u32,
     /// Greatest number of tokens of a run.
     pub n_ubatch: u32,
     /// Why it is not the number asked for, if it is not.
     pub ubatch_reason: Option<String>,
     /// Greatest number of rows of logits of a run.
     pub n_outputs: u32,
-    /// Scratch, one chunk each.
-    pub scratch: Vec<ScratchDesc>,
-    /// Bytes of device memory that compiling takes outside buffers.
-    pub compile_device_bytes: u64,
-    /// Bytes of host memory that compiling takes outside buffers.
-    pub compile_host_bytes: u64,
     /// Bytes of host memory for rows of logits.
     pub logits_bytes: u64,
+    /// Bytes of host memory for what crosses between stages.
+    pub activation_bytes: u64,
     /// For people and tools.
     pub report: PlanReport,
+}
+
+impl Plan {
+    /// The devices, as one word: `vulkan:0 + cpu:0`.
+    pub fn device_names(&self) -> String {
+        self.devices.join(" + ")
+    }
 }
 
 /// A [`Figure`] for JSON: `{"value": 4294959104, "state": "known", "source": "driver"}`; no value unless known.
@@ -129,6 +153,9 @@ pub struct PlanReport {
     pub context: ContextReport,
     /// Tokens of a run.
     pub ubatch: UbatchReport,
+    /// The stages in the order they run, where there is more than one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageReport>,
     /// Each device with its heaps and chunks.
     pub devices: Vec<DeviceReport>,
 }
@@ -169,6 +196,22 @@ pub struct ContextReport {
     pub block_len: u32,
     /// Tokens of a segment, the step by which the cache grows.
     pub segment_tokens: u32,
+}
+
+/// A stage of a plan.
+#[derive(Debug, Clone, Serialize)]
+pub struct StageReport {
+    /// The device's id.
+    pub device: String,
+    /// Its first and last layer, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<(u32, u32)>,
+    /// Ops.
+    pub n_ops: usize,
+    /// Bytes that come in from the stage before, for each token, and by which way.
+    pub bytes_in_per_token: u64,
+    /// How they come in: `host memory`, or empty for the first stage.
+    pub path: &'static str,
 }
 
 /// The ubatch of a plan.
@@ -218,7 +261,7 @@ pub struct HeapReport {
 /// A chunk of a plan: one buffer of the backend, or memory beside buffers.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChunkReport {
-    /// `weights`, `kv`, `scratch`, `logits` or `compile`.
+    /// `weights`, `kv`, `scratch`, `logits`, `activations` or `compile`.
     pub usage: &'static str,
     /// The buffer type's name; `host` for memory of the core itself.
     pub buffer_type: String,

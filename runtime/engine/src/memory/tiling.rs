@@ -146,6 +146,10 @@ fn aligned(offset: u64, alignment: u64) -> u64 {
     offset.checked_next_multiple_of(alignment.max(1)).unwrap_or(u64::MAX)
 }
 
+/// Bytes between two items of a file above which they do not share a chunk: what lies between belongs to another device, and
+/// would be counted here as well.
+const FILE_GAP_MAX: u64 = 64 << 10;
+
 /// Cuts the mapped range of a file into chunks that the device reads in place. `begins` are the items' first bytes in the file, rising;
 /// chunks begin at multiples of `import_alignment` and may overlap by less than that.
 pub fn pack_file(
@@ -167,7 +171,8 @@ pub fn pack_file(
             let whole_fits =
                 |from: u64, limit: u64| at.checked_add(rest).is_some_and(|end| end - from <= limit);
             let current = out.chunks.last().copied().unwrap_or(0);
-            if current == 0 || !whole_fits(begin_of_chunk, limits.preferred) {
+            let gap = at.saturating_sub(begin_of_chunk.saturating_add(current));
+            if current == 0 || gap > FILE_GAP_MAX || !whole_fits(begin_of_chunk, limits.preferred) {
                 begin_of_chunk = down(at);
                 out.chunks.push(0);
                 out.file_begins.push(begin_of_chunk);

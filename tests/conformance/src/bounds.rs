@@ -1,0 +1,71 @@
+//! How far a backend may be from the oracle, for each op, and why.
+//!
+//! The measure is the normalised mean square error: the sum of squared differences over the sum of squares of what is right. It does not
+//! depend on the scale of the data, and one element that is wholly wrong among ten thousand still gives 1e-4. With errors of
+//! relative size `e` it is about `e * e`; a rounding to f32 is `e = 3e-8`, which gives 1e-15.
+
+/// The error allowed to an op.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bound {
+    /// The op, and what of it.
+    pub what: &'static str,
+    /// Normalised mean square error; 0 asks for the same numbers.
+    pub nmse: f64,
+    /// Where the number comes from.
+    pub reason: &'static str,
+}
+
+macro_rules! bounds {
+    ($($name:ident: $what:literal, $nmse:expr, $reason:literal;)*) => {
+        $(pub(crate) const $name: &Bound = &Bound { what: $what, nmse: $nmse, reason: $reason };)*
+        /// All bounds.
+        pub const BOUNDS: &[&Bound] = &[$($name),*];
+    };
+}
+
+bounds! {
+    COPY: "slice, concat, gather_rows, argmax, top_k", 0.0,
+        "elements are moved and compared, nothing is computed";
+    EMBED: "embed", 1e-13,
+        "a decoded element is one or two products and a sum, each rounded to f32 once";
+    MATMUL: "matmul", 1e-11,
+        "weights are decoded exactly and nothing is rounded below f32: a sum of n terms is off by about sqrt(n) roundings, 2e-6 of its terms' magnitude at n = 1024";
+    NORM: "rms_norm, layer_norm", 1e-12,
+        "a sum of squares in f32, a root and two products; the groups have a mean of at most four deviations, so that little cancels";
+    ROPE: "rope", 1e-12,
+        "cosines and sines are rounded to f32 once, from angles that are exact to 1e-8 at position 100,000: an angle kept in f32 would be off by 4e-3 there";
+    ELEMENTWISE: "add, mul, scale", 1e-14,
+        "one rounding";
+    ACTIVATION: "unary, glu, softcap", 1e-12,
+        "exponentials and hyperbolic tangents to a few units in the last place";
+    ATTENTION: "attention", 1e-10,
+        "scores are dot products in f32 whose error the exponential turns into a relative one, at most 30 times as great for the scores used here; stored keys and values are read exactly";
+    CHAIN: "several ops in a row", 1e-9,
+        "a few of the above one after the other";
+}
+
+/// How far a stored row may be from the oracle's, as a part of its greatest magnitude: backends may round a tie, or a quotient
+/// beside one, to the other side.
+pub(crate) fn stored_step(dtype: tegula_quant::DType) -> f32 {
+    use tegula_quant::DType;
+    match dtype {
+        DType::F16 => 1.0 / 1024.0,
+        DType::BF16 => 1.0 / 128.0,
+        DType::Q8_0 => 1.01 / 127.0,
+        DType::Q4_0 => 1.01 / 8.0,
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bound without a reason is a number that somebody once found to pass.
+    #[test]
+    fn every_bound_has_its_reason() {
+        for bound in BOUNDS {
+            assert!(bound.reason.len() > 10 && bound.nmse < 1e-6, "{bound:?}");
+        }
+    }
+}

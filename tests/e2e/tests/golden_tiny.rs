@@ -1,0 +1,165 @@
+//! Every architecture and quantised type against exact logits, on every backend, with and without a cap on buffers.
+//!
+//! The models are small and random, so a fault in any op, layout or tiling shows as a large distance at the first position. The
+//! exact logits are those of the dequantised weights. Our activations are f32, so quantised files must be as close as f32
+//! ones: a distance of the size that quantised activations have (`llama_cpp_default` in the data) is a fault.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking"
+)]
+
+use serde_json::Value;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use tegula::{Caps, DType, Model, ModelOptions, Outputs, PlanOptions, Runtime};
+use tegula_e2e::{TopLogits, argmax, f32s, golden, ids, json, kl, runtime_with};
+
+/// The folders whose architectures are implemented.
+const CASES: [&str; 8] = [
+    "llama256",
+    "llama_bias",
+    "llama_rope3",
+    "mistral",
+    "qwen2",
+    "qwen2_256",
+    "gemma3",
+    "gemma3_256",
+];
+
+/// f32 arithmetic in another order gives 1e-11 or so; f16 files have the same exact weights.
+const KL_MAX: f64 = 1e-5;
+
+/// A greedy choice between logits closer than this is a tie.
+const MARGIN_MIN: f64 = 0.01;
+
+#[test]
+fn reference() {
+    check("reference", None);
+}
+
+#[test]
+fn reference_with_buffers_of_64_kib() {
+    check("reference", Some(64 << 10));
+}
+
+#[test]
+fn cpu() {
+    check("cpu", None);
+}
+
+/// A thread of this backend works in an area of its own, which is one buffer and takes 304 KiB.
+#[test]
+fn cpu_with_buffers_of_320_kib() {
+    check("cpu", Some(320 << 10));
+}
+
+fn check(device: &str, max_buffer: Option<u64>) {
+    let Some(root) = golden("tiny") else { return };
+    let runtime = runtime_with(Caps { max_buffer, memory_limit: None });
+    for case in CASES {
+        let folder = root.join(case);
+        let facts = json(folder.join("case.json"));
+        for file in facts["files"].as_object().unwrap().keys() {
+            let name = file.strip_prefix("model-").unwrap().strip_suffix(".gguf").unwrap();
+            let model = open(&runtime, &folder.join(file), device);
+            if let Some(max) = max_buffer {
+                let devices = &model.plan().report.devices;
+                let chunks = devices.iter().flat_map(|d| &d.heaps).flat_map(|heap| &heap.chunks);
+                for chunk in chunks.filter(|chunk| chunk.max_size.is_some()) {
+                    assert!(chunk.size <= max, "{case} {file}: {chunk:?}");
+                }
+            }
+            for (prompt, golden) in facts["prompts"].as_object().unwrap() {
+                if let Some(reference) = reference_of(golden, name) {
+                    let at = format!("{device} {case} {file} {prompt}");
+                    check_prompt(&model, &folder, golden, reference, &at);
+                }
+            }
+        }
+    }
+}
+
+fn open(runtime: &Runtime, path: &Path, device: &str) -> Model {
+    let plan = PlanOptions {
+        n_ctx: Some(256),
+        dtype_k: DType::F32,
+        dtype_v: DType::F32,
+        n_outputs: 16,
+        ..PlanOptions::default()
+    };
+    let options = ModelOptions { device: Some(device.into()), plan, ..ModelOptions::default() };
+    let opened = Model::open(runtime, path, &options, &mut |_| {});
+    opened.unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The part of a prompt's data that a weight file is held against: the prompt's own, or that of the quantised type.
+fn reference_of<'a>(golden: &'a Value, file: &str) -> Option<&'a Value> {
+    if golden["applies_to"].as_array().unwrap().iter().any(|name| name == file) {
+        return Some(golden);
+    }
+    golden["quantised"].get(file)
+}
+
+fn check_prompt(model: &Model, folder: &Path, golden: &Value, reference: &Value, at: &str) {
+    let tokens = ids(&golden["ids"]);
+    let exact = Exact::of(golden, reference, folder, model.info().n_vocab as usize);
+    let (mut worst, mut n_compared, mut next) = (0f64, 0, 0);
+    let mut sequence = model.sequence();
+    let never = AtomicBool::new(false);
+    sequence
+        .eval(&tokens, Outputs::All, &never, |pos, logits| {
+            if let Some(distance) = exact.kl(pos, logits) {
+                worst = worst.max(distance);
+                n_compared += 1;
+            }
+            next = argmax(logits);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(n_compared, exact.positions.len(), "{at}: positions are left");
+    let peer = reference["llama_cpp_default"]["kl_max"].as_f64().unwrap_or(KL_MAX);
+    println!("{at}: KL max {worst:.1e}");
+    assert!(worst < KL_MAX.min(peer), "{at}: KL max {worst:e}, the peer's {peer:e}");
+
+    let margins = reference["greedy_margin"].as_array().unwrap();
+    for (i, (token, margin)) in ids(&reference["greedy"]).into_iter().zip(margins).enumerate() {
+        let is_tie = margin.as_f64().unwrap() < MARGIN_MIN;
+        assert!(next == token || is_tie, "{at}: greedy token {i} is {next}, not {token}");
+        let evaluated = sequence.eval(&[token], Outputs::Last, &never, |_, logits| {
+            next = argmax(logits);
+            Ok(())
+        });
+        evaluated.unwrap();
+    }
+}
+
+/// What is known of the exact logits of a prompt: all of them, or the greatest.
+struct Exact {
+    positions: Vec<u32>,
+    full: Option<Vec<Vec<f32>>>,
+    top: Vec<TopLogits>,
+}
+
+impl Exact {
+    fn of(golden: &Value, reference: &Value, folder: &Path, n_vocab: usize) -> Self {
+        let full = reference["full_logits"].as_str().map(|name| {
+            f32s(folder.join(name)).chunks_exact(n_vocab).map(<[f32]>::to_vec).collect()
+        });
+        let tops = reference["top20"].as_array().unwrap();
+        let sums = reference["logsumexp"].as_array().unwrap();
+        let top = sums.iter().zip(tops).map(|(sum, top)| TopLogits::new(sum, top)).collect();
+        Self { positions: ids(&golden["positions"]), full, top }
+    }
+
+    /// The distance at a position, or its lower bound; `None` where nothing is known.
+    fn kl(&self, pos: u32, ours: &[f32]) -> Option<f64> {
+        let i = self.positions.iter().position(|at| *at == pos)?;
+        Some(match &self.full {
+            Some(full) => kl(&full[i], ours),
+            None => self.top[i].kl_at_least(ours),
+        })
+    }
+}
