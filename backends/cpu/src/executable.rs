@@ -202,10 +202,10 @@ impl Executable {
             }
         }
         for (i, id) in self.program.inputs.iter().enumerate() {
-            out[id.index()] = self.bound(*id, run.input(i)?, false, run)?;
+            out[id.index()] = self.bound(*id, &run.input(i)?, false, run)?;
         }
         for (i, id) in self.program.outputs.iter().enumerate() {
-            out[id.index()] = self.bound(*id, run.output(i)?, true, run)?;
+            out[id.index()] = self.bound(*id, &run.output(i)?, true, run)?;
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Executable {
     fn bound(
         &self,
         id: ValueId,
-        operand: Operand<'_, HostBuffer>,
+        operand: &Operand<'_, HostBuffer>,
         is_written: bool,
         run: &Run<'_, HostBuffer>,
     ) -> Result<*mut u8> {
@@ -224,7 +224,7 @@ impl Executable {
             return Ok(std::ptr::NonNull::<f32>::dangling().as_ptr().cast());
         }
         let address = match operand {
-            Operand::Host(ptr, size) if size >= needed => ptr,
+            Operand::Host(ptr, size) if *size >= needed => *ptr,
             Operand::Buffer(range) if range.size >= needed && is_written => {
                 range.buffer.ptr_mut(range.offset, needed)?
             }
@@ -243,7 +243,7 @@ impl Executable {
     fn copy_shared_outputs(&self, run: &Run<'_, HostBuffer>, addresses: &[*mut u8]) -> Result<()> {
         for i in &self.shared_outputs {
             let id = self.program.outputs[*i];
-            let to = self.bound(id, run.output(*i)?, true, run)?;
+            let to = self.bound(id, &run.output(*i)?, true, run)?;
             let bytes = usize::try_from(self.bytes(id, run)?).unwrap_or(usize::MAX);
             // SAFETY: both places hold the value's bytes (`bound`); `copy` allows that they are the same.
             unsafe { std::ptr::copy(addresses[id.index()], to, bytes) };

@@ -159,13 +159,10 @@ fn map(
     pieces(&workers.pool, frame.f32s_mut(out)?, 1, kernel)
 }
 
-fn zip(
-    frame: &Frame<'_>,
-    a: ValueId,
-    b: ValueId,
-    out: ValueId,
-    kernel: fn(Kernels, &[f32], &[f32], &mut [f32]) -> Result<(), KernelError>,
-) -> Result<()> {
+/// Makes a row, or many, of two.
+type Zip = fn(Kernels, &[f32], &[f32], &mut [f32]) -> Result<(), KernelError>;
+
+fn zip(frame: &Frame<'_>, a: ValueId, b: ValueId, out: ValueId, kernel: Zip) -> Result<()> {
     let workers = &frame.executable.workers;
     let (a, b, y) = (frame.f32s(a)?, frame.f32s(b)?, frame.f32s_mut(out)?);
     let n = b.len();

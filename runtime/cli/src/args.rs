@@ -169,10 +169,15 @@ impl SampleArgs {
 
 /// `tegula run`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+The fields of --json: device; seed; prompt_tokens (ids); generation, with tokens (ids, the end-of-text token
+included), text, stop (end_of_generation, length, context_full or cancelled), n_prompt, prompt_ms, n_decoded,
+decode_ms; load_ms; prompt_tokens_per_s; tokens_per_s; peak_memory_bytes.
+Ctrl-C ends the generation early, a second one the program. See `tegula --help` for environment variables.")]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Choosing tokens")]
     pub(crate) sample: SampleArgs,
     /// The text to continue; - reads it from stdin
     #[arg(
@@ -193,10 +198,6 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) ignore_eos: bool,
     /// Give one JSON object on stdout when done, instead of the text as it comes
-    ///
-    /// Its fields: `device`; `seed`; `prompt_tokens`, the ids; `generation` with `tokens` (ids, the end-of-text token included),
-    /// `text`, `stop` (end_of_generation, length, context_full or cancelled), `n_prompt`, `prompt_ms`, `n_decoded` and `decode_ms`;
-    /// `load_ms`; `prompt_tokens_per_s`; `tokens_per_s`; `peak_memory_bytes`.
     #[arg(long)]
     pub(crate) json: bool,
     /// No timings on stderr
@@ -207,9 +208,9 @@ pub(crate) struct RunArgs {
 /// `tegula chat`.
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Choosing tokens")]
     pub(crate) sample: SampleArgs,
     /// A system message
     #[arg(long, short = 's', value_name = "TEXT")]
@@ -227,7 +228,7 @@ pub(crate) struct DevicesArgs {
 /// `tegula plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
     /// As JSON, with every chunk and tile
     #[arg(long)]
@@ -303,7 +304,7 @@ pub(crate) struct TemplateArgs {
 /// `tegula logits`.
 #[derive(Debug, Args)]
 pub(crate) struct LogitsArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
     /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]

@@ -28,6 +28,20 @@ pub enum Error {
     /// A backend or device failed.
     #[error(transparent)]
     Device(#[from] tegula_plugin::DeviceError),
+    /// A chunk of the plan could not be allocated.
+    #[error("{source}{}", if learned.is_some() { "; the device had stated that this size works" } else { "" })]
+    Alloc {
+        /// The device.
+        device: String,
+        /// Index of its buffer type.
+        buffer_type: u32,
+        /// Bytes of the chunk.
+        asked: u64,
+        /// The limit to try next, if the device failed below the limit it states while memory is free.
+        learned: Option<u64>,
+        /// The device's own error.
+        source: Box<tegula_plugin::DeviceError>,
+    },
     /// No device could be used.
     #[error("{0}")]
     NoDevice(String),

@@ -1,5 +1,6 @@
 //! The blocks of the KV cache: which are free, and for each stage the segments allocated so far.
 
+use crate::alloc::alloc;
 use crate::memory::kv::KvShape;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl StageKv {
                     buffer_type: self.buffer_type,
                     usage: BufferUsage::KV,
                 };
-                chunks.push(Arc::new(self.device.alloc(&desc)?));
+                chunks.push(Arc::new(alloc(&self.device, &desc)?));
             }
             let tiles: Vec<_> = packing
                 .tiles

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alloc;
 mod engine;
 mod error;
 mod file;

@@ -1,5 +1,6 @@
 //! A loaded model: its plan executed on a device, shared by all its sequences.
 
+use crate::alloc::alloc;
 use crate::engine::{Engine, Ubatch, Wiring};
 use crate::file::ModelFile;
 use crate::kv_pool::{KvPool, StageKv};
@@ -44,11 +45,11 @@ struct Shared {
 
 fn alloc_scratch(open: &OpenDevice, pieces: &[ScratchDesc]) -> Result<Vec<Buffer>> {
     let buffer_type = open.entry.info.type_for_scratch;
-    let alloc = |piece: &ScratchDesc| {
+    let piece_buffer = |piece: &ScratchDesc| {
         let desc = BufferDesc { size: piece.size, buffer_type, usage: BufferUsage::SCRATCH };
-        Ok(open.device.alloc(&desc)?)
+        alloc(&open.device, &desc)
     };
-    pieces.iter().map(alloc).collect()
+    pieces.iter().map(piece_buffer).collect()
 }
 
 /// The model's program, and the plan for it on the devices that the options select.
@@ -82,7 +83,8 @@ impl Model {
         Ok(plan_model(runtime, &ModelFile::open(path)?, options)?.1.plan)
     }
 
-    /// Opens, plans and loads.
+    /// Opens, plans and loads. Where a device fails below the limit it states although memory is free, the limit is halved, remembered by the
+    /// runtime, and loading begins again with a new plan; that is said once, at `warn`.
     ///
     /// # Errors
     /// Anything in [`Error`](crate::Error); what was allocated before is freed.
@@ -92,7 +94,26 @@ impl Model {
         options: &ModelOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let file = ModelFile::open(path)?;
+        let path = path.as_ref();
+        loop {
+            match Self::load(runtime, ModelFile::open(path)?, options, progress) {
+                Err(Error::Alloc { device, buffer_type, asked, learned: Some(limit), source }) => {
+                    log::warn!(
+                        "{device}: {asked} bytes failed below the limit it states ({source}); chunks of at most {limit} bytes are tried"
+                    );
+                    runtime.learn(&device, buffer_type, limit);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn load(
+        runtime: &Runtime,
+        file: ModelFile,
+        options: &ModelOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
         let (program, planned) = plan_model(runtime, &file, options)?;
         let Planned { plan, devices, stages } = planned;
         log::info!("{} on {}", file.path().display(), plan.device_names());

@@ -4,7 +4,7 @@ use crate::memory::units::parse_size;
 use crate::selection::{Candidate, select};
 use crate::{Error, Result};
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tegula_plugin::{
     Backend, BufferType, Device, DeviceInfo, DeviceOptions, Figure, FigureSource, FigureState,
     Registry, RegistryOptions,
@@ -28,12 +28,10 @@ impl Caps {
         })
     }
 
-    /// A figure under a cap; marked `override` where the cap binds or the figure was not known.
-    fn apply(cap: Option<u64>, figure: Figure) -> Figure {
+    /// A figure under a cap; marked with the cap's source where it binds or the figure was not known.
+    fn apply(cap: Option<u64>, figure: Figure, source: FigureSource) -> Figure {
         match cap {
-            Some(cap) if figure.get().is_none_or(|value| value > cap) => {
-                Figure::known(cap, FigureSource::OVERRIDE)
-            }
+            Some(cap) if figure.get().is_none_or(|value| value > cap) => Figure::known(cap, source),
             _ => figure,
         }
     }
@@ -108,12 +106,25 @@ pub fn format_uuid(uuid: [u8; 16]) -> String {
 pub struct Runtime {
     registry: Arc<Registry>,
     caps: Caps,
+    learned: Arc<Mutex<Vec<LearnedLimit>>>,
+}
+
+/// A limit found by trying, below the one that a device states.
+#[derive(Debug)]
+struct LearnedLimit {
+    device: String,
+    buffer_type: u32,
+    limit: u64,
 }
 
 impl Runtime {
     /// Finds and opens backends. That none was found is no error here: [`Runtime::open_device`] says so with everything tried.
     pub fn new(options: &RuntimeOptions) -> Self {
-        Self { registry: Arc::new(Registry::load(&options.registry)), caps: options.caps }
+        Self {
+            registry: Arc::new(Registry::load(&options.registry)),
+            caps: options.caps,
+            learned: Arc::default(),
+        }
     }
 
     /// What was found and skipped.
@@ -143,19 +154,31 @@ impl Runtime {
         out
     }
 
+    /// Remembers that a device gives less than it states; later plans of this runtime use the lower limit.
+    pub(crate) fn learn(&self, device: &str, buffer_type: u32, limit: u64) {
+        let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
+        learned.retain(|known| known.device != device || known.buffer_type != buffer_type);
+        learned.push(LearnedLimit { device: device.to_owned(), buffer_type, limit });
+    }
+
     fn cap(&self, info: &mut DeviceInfo) {
         for heap in &mut info.heaps {
-            heap.total = Caps::apply(self.caps.memory_limit, heap.total);
+            heap.total = Caps::apply(self.caps.memory_limit, heap.total, FigureSource::OVERRIDE);
             if heap.free.state != FigureState::NOT_APPLICABLE {
-                heap.free = Caps::apply(self.caps.memory_limit, heap.free);
+                heap.free = Caps::apply(self.caps.memory_limit, heap.free, FigureSource::OVERRIDE);
             }
         }
-        for buffer_type in &mut info.buffer_types {
-            let cap = match (self.caps.max_buffer, self.caps.memory_limit) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-            buffer_type.max_size = Caps::apply(cap, buffer_type.max_size);
+        let id = info.id();
+        let learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, buffer_type) in (0u32..).zip(&mut info.buffer_types) {
+            let limit = learned.iter().find(|l| l.device == id && l.buffer_type == index);
+            for (cap, source) in [
+                (self.caps.max_buffer, FigureSource::OVERRIDE),
+                (self.caps.memory_limit, FigureSource::OVERRIDE),
+                (limit.map(|l| l.limit), FigureSource::MEASURED),
+            ] {
+                buffer_type.max_size = Caps::apply(cap, buffer_type.max_size, source);
+            }
             let max_size = buffer_type.max_size.get();
             if buffer_type.preferred_chunk.get().zip(max_size).is_some_and(|(p, max)| p > max) {
                 buffer_type.preferred_chunk = buffer_type.max_size;

@@ -1,5 +1,6 @@
 //! Brings weights to the device exactly as the plan says: ranges of the mapped file where it says so, uploads elsewhere.
 
+use crate::alloc::alloc;
 use crate::file::ModelFile;
 use crate::memory::plan::{ChunkSource, Plan, WeightsPlan};
 use crate::planner::{OpenDevice, weight_desc};
@@ -114,7 +115,7 @@ fn make_chunks(
     for chunk in &plan.chunks {
         let desc = BufferDesc { size: chunk.size, buffer_type, usage: BufferUsage::WEIGHTS };
         let buffer = match chunk.source {
-            ChunkSource::Alloc => open.device.alloc(&desc)?,
+            ChunkSource::Alloc => alloc(&open.device, &desc)?,
             ChunkSource::File { shard, begin } => {
                 let map = maps.get(shard).ok_or_else(missing)?;
                 let begin = begin as usize;

@@ -12,7 +12,7 @@ use tegula_abi::{self as abi, BackendTable, DeviceTable, LogLevel, Status, Str};
 
 /// Longest text of a plugin that is read: version, description, or one log record.
 const MAX_TEXT: usize = 64 * 1024;
-/// Lines of a layout difference that are shown: the first says what differs, the rest where in the tables.
+/// Lines of a layout difference that are shown; most differences are told in fewer.
 const MAX_LAYOUT_LINES: usize = 12;
 
 /// A plugin that negotiated well, with its tables. Dropping it unloads the library.
@@ -247,12 +247,35 @@ fn check_layouts(library: &Library) -> Result<(), SkipReason> {
         .map_err(|message| SkipReason::Layout { difference: shorten(&message) })
 }
 
-/// The first lines of a layout difference; the whole runs to hundreds.
+/// What differs, and where in the tables. The whole message runs to hundreds of lines and begins with both layouts in full; of each
+/// difference it has the way of fields to it, then a paragraph that begins with `Error:` or `Extra:`.
 fn shorten(message: &str) -> String {
-    let lines = || message.lines().map(str::trim_end).filter(|line| !line.trim().is_empty());
-    let mut out: Vec<&str> = lines().take(MAX_LAYOUT_LINES).collect();
-    if lines().nth(MAX_LAYOUT_LINES).is_some() {
-        out.push("...");
+    let (mut out, mut way, mut is_way, mut is_error) = (Vec::new(), Vec::new(), false, false);
+    for line in message.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
+        if line.ends_with(" error(s).") || line.ends_with(" error(s)inside:") {
+            (is_way, is_error) = (true, false);
+            way.clear();
+        } else if line.starts_with("Layout of ") {
+            is_way = false;
+        } else if line.starts_with("Error:") || line.starts_with("Extra:") {
+            if !is_error && !way.is_empty() {
+                out.push(format!("in {}:", way.join(" -> ")));
+            }
+            (is_way, is_error) = (false, true);
+        }
+        if let Some(field) = line.strip_prefix("    field_name:").filter(|_| is_way) {
+            way.push(field);
+        }
+        if is_error {
+            out.push(line.to_owned());
+        }
+    }
+    if out.is_empty() {
+        out.extend(message.lines().map(ToOwned::to_owned));
+    }
+    if out.len() > MAX_LAYOUT_LINES {
+        out.truncate(MAX_LAYOUT_LINES);
+        out.push("...".to_owned());
     }
     out.join("\n")
 }
@@ -323,7 +346,14 @@ mod tests {
         let message = abi::check_layout(<Other as StableAbi>::LAYOUT).unwrap_err();
         let short = shorten(&message);
         assert!(short.lines().count() <= MAX_LAYOUT_LINES + 1, "{short}");
-        assert!(!short.is_empty());
+        for part in ["Error:mismatched", "Boundary", "Other"] {
+            assert!(short.contains(part), "{short:?} does not say {part:?}");
+        }
+        let deep = "Compared <this>:\n    type:A\n2 error(s)inside:\n    <other>\n\n    field_name:backend\n    type:T\n\n    field_name:open\n    type:F\n\nLayout of expected type:\n    field_name:no\n\n\nError:unexpected field\nExpected:\n    open\nFound:\n    close\n";
+        assert_eq!(
+            shorten(deep),
+            "in backend -> open:\nError:unexpected field\nExpected:\n    open\nFound:\n    close"
+        );
         assert_eq!(abi::check_layout(abi::BOUNDARY_LAYOUT), Ok(()));
     }
 }

@@ -24,7 +24,8 @@ pub(crate) fn check(dtype: DType, got: &[u8], want: &[u8], bound: &Bound) -> Res
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
         // The same infinity has no difference; a number and none, or two infinities, have one that is not finite.
         let difference = if got == want { 0.0 } else { (f64::from(*got) - f64::from(*want)).abs() };
-        if !difference.is_finite() && !(got.is_nan() && want.is_nan()) {
+        let are_both_nan = got.is_nan() && want.is_nan();
+        if !difference.is_finite() && !are_both_nan {
             return wrong(format!("element {i} is {got}, the oracle says {want}"));
         }
         if difference > worst.0 {

@@ -15,7 +15,7 @@ fn with(change: impl FnOnce(&mut Config)) -> Fake {
 }
 
 fn sized(name: &str, delta: i64) -> Fake {
-    with(|config| drop(config.struct_sizes.insert(name.into(), delta)))
+    with(|config| config.struct_sizes = [(name.to_owned(), delta)].into())
 }
 
 /// What of a plugin is not used: the file, the device, or a call; `None` if all works.
@@ -35,16 +35,20 @@ fn refusal(fake: &Fake) -> Option<String> {
 /// A user who mixes versions gets a working plugin or a message with both versions, never calls on wrong slots.
 #[test]
 fn revisions() {
-    for (revisions, works) in
-        [([1, 1], true), ([0, 1], true), ([1, 9], true), ([2, 9], false), ([0, 0], false), ([3, 2], false)]
-    {
+    for (revisions, works) in [
+        ([1, 1], true),
+        ([0, 1], true),
+        ([1, 9], true),
+        ([2, 9], false),
+        ([0, 0], false),
+        ([3, 2], false),
+    ] {
         for refuses_revisions in [true, false] {
             let said = refusal(&with(|config| {
                 config.revisions = revisions;
                 config.refuses_revisions = refuses_revisions;
             }));
-            let expected =
-                format!("speaks revisions {}..={}", revisions[0], revisions[1]);
+            let expected = format!("speaks revisions {}..={}", revisions[0], revisions[1]);
             match said {
                 None => assert!(works, "{revisions:?}"),
                 Some(said) => assert!(!works && said.contains(&expected), "{revisions:?}: {said}"),

@@ -239,7 +239,11 @@ fn broken_promises() {
     let Some(file) = model_file() else { return };
     let native = Refusal { status: "driver".into(), native_code: Some(-61) };
     for (device, kind, numbers) in [
-        (gpu().buffer_type(0, |t| t.real_max_size = Some(100 * KIB)), Kind::TooBig, "limit 102400 bytes"),
+        (
+            gpu().buffer_type(0, |t| t.real_max_size = Some(100 * KIB)),
+            Kind::TooBig,
+            "limit 102400 bytes",
+        ),
         (
             gpu().buffer_type(0, |t| {
                 t.real_max_size = Some(100 * KIB);
@@ -328,7 +332,6 @@ fn logits_that_are_no_numbers() {
     let mut sequence = model.sequence();
     let options = tegula::GenerateOptions { n_predict: Some(4), ..Default::default() };
     let cancel = AtomicBool::new(false);
-    let result =
-        tegula::generate(&mut sequence, &[5, 6], &mut sampler, options, &cancel, |_| {});
+    let result = tegula::generate(&mut sequence, &[5, 6], &mut sampler, options, &cancel, |_| {});
     assert!(matches!(result, Err(Error::NotANumber { .. })), "{result:?}");
 }

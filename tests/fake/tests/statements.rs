@@ -52,7 +52,8 @@ fn identities() {
     let y = Fake::new().id("y").device(card("A again", 2)).device(DeviceConfig::host("C", GIB));
     let (x, y) = (x.install(dir.path()).unwrap(), y.install(dir.path()).unwrap());
     let registry = load(&[&x.plugin, &y.plugin]);
-    let ids: Vec<_> = registry.backends.iter().flat_map(Backend::devices).map(DeviceInfo::id).collect();
+    let ids: Vec<_> =
+        registry.backends.iter().flat_map(Backend::devices).map(DeviceInfo::id).collect();
     assert_eq!(ids, ["x:0", "x:1", "y:0", "y:1"]);
     let device = |backend: usize, index: usize| &registry.backends[backend].devices()[index];
     let (a, again) = (device(0, 0), device(1, 0));
@@ -63,7 +64,10 @@ fn identities() {
     assert_eq!(kinds, [DeviceKind::DISCRETE, DeviceKind::INTEGRATED, DeviceKind::CPU]);
     for (backend, index) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let backend = &registry.backends[backend];
-        assert_works(&Device::open(backend, index, DeviceOptions::default()).unwrap(), "one of four");
+        assert_works(
+            &Device::open(backend, index, DeviceOptions::default()).unwrap(),
+            "one of four",
+        );
     }
 }
 
@@ -98,7 +102,11 @@ fn lies_are_bounded() {
         let fake = Fake::new().device(DeviceConfig::gpu("A", GIB).with(change));
         let registry = load(&[&fake.install(dir.path()).unwrap().plugin]);
         let device = &registry.backends[0].devices()[0];
-        assert_eq!((get(device), device.contradictions.len()), (expected, n_notes), "row {i}: {device:?}");
+        assert_eq!(
+            (get(device), device.contradictions.len()),
+            (expected, n_notes),
+            "row {i}: {device:?}"
+        );
     }
 }
 
@@ -128,7 +136,8 @@ fn nonsense_takes_the_device_out() {
 /// Memory is as large as the configuration says, whatever was stated, and free bytes fall and rise with it.
 #[test]
 fn memory_is_finite() {
-    let type0 = |change: fn(&mut BufferTypeConfig)| DeviceConfig::gpu("A", GIB).buffer_type(0, change);
+    let type0 =
+        |change: fn(&mut BufferTypeConfig)| DeviceConfig::gpu("A", GIB).buffer_type(0, change);
     with_device(type0(|t| t.granularity = 4096), |device, _| {
         let free = || device.heaps().unwrap()[0].free.get().unwrap();
         let buffer = device.alloc(&desc(5000)).unwrap();
@@ -139,7 +148,10 @@ fn memory_is_finite() {
     // Stated a GiB, given a MiB: with the limit, or with a driver's word only.
     with_device(type0(|t| t.real_max_size = Some(MIB)), |device, _| {
         let error = device.alloc(&desc(MIB + 1)).unwrap_err();
-        assert_eq!((error.kind, error.asked, error.limit), (DeviceErrorKind::TooBig, Some(MIB + 1), Some(MIB)));
+        assert_eq!(
+            (error.kind, error.asked, error.limit),
+            (DeviceErrorKind::TooBig, Some(MIB + 1), Some(MIB))
+        );
         assert!(device.alloc(&desc(MIB)).is_ok());
     });
     let native = type0(|t| {
@@ -156,9 +168,13 @@ fn memory_is_finite() {
         (DeviceConfig::gpu("A", GIB).heap(0, |h| h.budget = Some(3 * MIB)), 3 * MIB),
     ] {
         with_device(device, |device, _| {
-            let kept: Vec<_> = (0..budget / MIB).map(|_| device.alloc(&desc(MIB)).unwrap()).collect();
+            let kept: Vec<_> =
+                (0..budget / MIB).map(|_| device.alloc(&desc(MIB)).unwrap()).collect();
             let error = device.alloc(&desc(1)).unwrap_err();
-            assert_eq!((error.kind, error.asked, error.free), (DeviceErrorKind::OutOfMemory, Some(1), Some(0)));
+            assert_eq!(
+                (error.kind, error.asked, error.free),
+                (DeviceErrorKind::OutOfMemory, Some(1), Some(0))
+            );
             drop(kept);
             assert!(device.alloc(&desc(budget)).is_ok());
         });
@@ -215,7 +231,10 @@ fn unsupported_ops() {
         let device = DeviceConfig::gpu("A", GIB).with(|d| d.unsupported_ops = vec![op]);
         with_device(device, |device, _| {
             let error = tour(device).unwrap_err();
-            assert_eq!((error.kind, error.operation), (DeviceErrorKind::Unsupported, "program_compile"));
+            assert_eq!(
+                (error.kind, error.operation),
+                (DeviceErrorKind::Unsupported, "program_compile")
+            );
         });
     }
 }

@@ -37,6 +37,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("abi/sdk", "makes the boundary's tables from safe traits"),
     ("runtime/plugin", "the one crate that opens libraries"),
     ("backends", "kernels and drivers"),
+    ("tests/abi", "plugins without the project's own wrappers"),
     ("tests/fake", "a shim between two sets of the boundary's tables"),
 ];
 

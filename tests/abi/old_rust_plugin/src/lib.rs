@@ -79,7 +79,7 @@ static DEVICE: DeviceTable = DeviceTable {
 /// # Safety
 /// `host` and `out` are valid, `host` for as long as the plugin is loaded.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tegula_backend_v1(host: *const Host, out: *mut Plugin) -> i32 {
+pub(crate) unsafe extern "C" fn tegula_backend_v1(host: *const Host, out: *mut Plugin) -> i32 {
     // SAFETY: valid by the caller's word.
     let (hosts, plugin) = unsafe { (&*host, &mut *out) };
     plugin.revision_min = 1;

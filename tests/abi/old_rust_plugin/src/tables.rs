@@ -17,7 +17,7 @@ pub(crate) const KNOWN: (u32, u32) = (1, 1);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Str {
+pub(crate) struct Str {
     pub(crate) ptr: *const u8,
     pub(crate) len: usize,
 }
@@ -30,7 +30,7 @@ impl Str {
 
 /// What the host said of itself then.
 #[repr(C)]
-pub struct Host {
+pub(crate) struct Host {
     pub(crate) struct_size: usize,
     pub(crate) revision_min: u32,
     pub(crate) revision_max: u32,
@@ -39,7 +39,7 @@ pub struct Host {
 }
 
 #[repr(C)]
-pub struct Plugin {
+pub(crate) struct Plugin {
     pub(crate) struct_size: usize,
     pub(crate) revision_min: u32,
     pub(crate) revision_max: u32,
@@ -50,7 +50,7 @@ pub struct Plugin {
 }
 
 #[repr(C)]
-pub struct ErrorRecord {
+pub(crate) struct ErrorRecord {
     pub(crate) struct_size: usize,
     pub(crate) status: i32,
     pub(crate) has: u32,
@@ -73,7 +73,7 @@ type ListOf<T> = Option<unsafe extern "C" fn(Handle, u32, u32, *mut T, Err) -> i
 
 /// The table without its tail.
 #[repr(C)]
-pub struct BackendTable {
+pub(crate) struct BackendTable {
     pub(crate) struct_size: usize,
     pub(crate) open: Option<unsafe extern "C" fn(*mut Handle, Err) -> i32>,
     pub(crate) close: Option<unsafe extern "C" fn(Handle)>,
@@ -88,7 +88,7 @@ pub struct BackendTable {
 
 /// The table of a revision that appended to today's.
 #[repr(C)]
-pub struct NewBackendTable {
+pub(crate) struct NewBackendTable {
     pub(crate) today: BackendTable,
     pub(crate) extension: Option<unsafe extern "C" fn(Str) -> *const c_void>,
     /// Appended: nothing that today's host may look at.
@@ -97,7 +97,7 @@ pub struct NewBackendTable {
 
 /// Every function of a device. Those that a plugin without programs never does anything in share one type.
 #[repr(C)]
-pub struct DeviceTable {
+pub(crate) struct DeviceTable {
     pub(crate) struct_size: usize,
     pub(crate) close: Option<unsafe extern "C" fn(Handle)>,
     pub(crate) buffer_alloc:
@@ -146,14 +146,14 @@ unsafe impl Sync for DeviceTable {}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct BufferRange {
+pub(crate) struct BufferRange {
     pub(crate) buffer: Handle,
     pub(crate) offset: u64,
     pub(crate) size: u64,
 }
 
 #[repr(C)]
-pub struct BufferDesc {
+pub(crate) struct BufferDesc {
     pub(crate) struct_size: usize,
     pub(crate) size: u64,
     pub(crate) buffer_type: u32,
@@ -162,7 +162,7 @@ pub struct BufferDesc {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Figure {
+pub(crate) struct Figure {
     pub(crate) value: u64,
     pub(crate) state: u32,
     pub(crate) source: u32,
@@ -176,7 +176,7 @@ impl Figure {
 }
 
 #[repr(C)]
-pub struct DeviceInfo {
+pub(crate) struct DeviceInfo {
     pub(crate) struct_size: usize,
     pub(crate) kind: u32,
     pub(crate) has_uuid: u32,
@@ -193,7 +193,7 @@ pub struct DeviceInfo {
 }
 
 #[repr(C)]
-pub struct HeapInfo {
+pub(crate) struct HeapInfo {
     pub(crate) struct_size: usize,
     pub(crate) kind: u32,
     pub(crate) reserved: u32,
@@ -203,7 +203,7 @@ pub struct HeapInfo {
 }
 
 #[repr(C)]
-pub struct BufferTypeInfo {
+pub(crate) struct BufferTypeInfo {
     pub(crate) struct_size: usize,
     pub(crate) heap: u32,
     pub(crate) host_access: u32,

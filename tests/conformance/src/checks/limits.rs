@@ -38,9 +38,8 @@ pub(super) fn one_more(backend: &Backend, index: u32, _: &Backend) -> Result<Out
             return wrong(format!("buffer type {i} does not say how great a buffer may be"));
         };
         for size in [most.saturating_add(1), most.saturating_mul(2).max(1 << 62), u64::MAX] {
-            let error = match rig.device.alloc(&desc(size, i)) {
-                Ok(_) => return wrong(format!("{size} bytes were given, {most} are the limit")),
-                Err(error) => error,
+            let Err(error) = rig.device.alloc(&desc(size, i)) else {
+                return wrong(format!("{size} bytes were given, {most} are the limit"));
             };
             let limit = error.limit.filter(|limit| *limit < size);
             if error.kind != DeviceErrorKind::TooBig || error.asked != Some(size) || limit.is_none()

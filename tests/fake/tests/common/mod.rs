@@ -122,7 +122,7 @@ pub(crate) fn tour(device: &Device) -> Result<[Vec<f32>; 2], DeviceError> {
     let executable = device.compile(&program, &options, &[binding])?;
     let x = bytes((0..N_TOKENS).flat_map(|t| (0..N_IN).map(move |c| x(t, c))));
     let scratch: Vec<_> = scratch.iter().map(Buffer::whole).collect();
-    let mut run = |queue: &mut Queue, output: OutputData<'_>| {
+    let run = |queue: &mut Queue, output: OutputData<'_>| {
         let mut args = RunArgs {
             n_tokens: N_TOKENS as u32,
             n_outputs: 0,
