@@ -358,8 +358,7 @@ fn attention() {
         let y = b.attention(kv, q, sinks, 2, 1.0, case.softcap, case.window);
         b.output("y", y);
         let program = b.finish().unwrap();
-        let weights: Vec<_> =
-            case.sinks.iter().map(|sinks| ("sinks", f32_bytes(sinks))).collect();
+        let weights: Vec<_> = case.sinks.iter().map(|sinks| ("sinks", f32_bytes(sinks))).collect();
         let rig = Rig::new();
         let setup = Setup {
             program: &program,

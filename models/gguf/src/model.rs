@@ -80,7 +80,25 @@ impl Gguf {
     /// # Errors
     /// Any [`GgufError`] of a single file, and [`ShardProblem::InMemory`].
     pub fn parse(bytes: &[u8], name: impl AsRef<Path>) -> Result<Gguf, GgufError> {
-        let file = GgufFile::parse(bytes, name)?;
+        Gguf::from_memory(GgufFile::parse(bytes, name)?)
+    }
+
+    /// Reads a model of one file of which only the beginning exists, as [`GgufWriter::to_header`](crate::GgufWriter::to_header) gives it:
+    /// metadata and tensor table, with tensors in a file that would be `file_len` bytes long. For sizing models that are not
+    /// here; their data cannot be read. `name` stands for the path in messages.
+    ///
+    /// # Errors
+    /// Any [`GgufError`] of a single file, and [`ShardProblem::InMemory`].
+    pub fn from_header(
+        header: &[u8],
+        name: impl AsRef<Path>,
+        file_len: u64,
+    ) -> Result<Gguf, GgufError> {
+        let limits = Limits::default();
+        Gguf::from_memory(GgufFile::read_from(header, name.as_ref(), file_len, &limits)?)
+    }
+
+    fn from_memory(file: GgufFile) -> Result<Gguf, GgufError> {
         match Split::of(file.metadata(), &Limits::default())? {
             None => Ok(Gguf::from_single(file)),
             Some(Split { number, count, .. }) => {

@@ -21,7 +21,8 @@ struct OutTensor<'a> {
     name: String,
     dims: Vec<u64>,
     dtype: DType,
-    data: Cow<'a, [u8]>,
+    /// `None` for a tensor that only has a place in the table.
+    data: Option<Cow<'a, [u8]>>,
 }
 
 /// A GGUF file to be written.
@@ -77,9 +78,30 @@ impl<'a> GgufWriter<'a> {
         dtype: DType,
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Self {
-        let (name, dims, data) = (name.into(), dims.to_vec(), data.into());
+        let (name, dims, data) = (name.into(), dims.to_vec(), Some(data.into()));
         self.tensors.push(OutTensor { name, dims, dtype, data });
         self
+    }
+
+    /// Adds a tensor without data; only [`GgufWriter::to_header`] can write it.
+    #[must_use]
+    pub fn tensor_shape(mut self, name: impl Into<String>, dims: &[u64], dtype: DType) -> Self {
+        let (name, dims) = (name.into(), dims.to_vec());
+        self.tensors.push(OutTensor { name, dims, dtype, data: None });
+        self
+    }
+
+    /// The beginning of the file, up to where data would begin, and the length that the whole file would have. Read it with
+    /// [`Gguf::from_header`](crate::Gguf::from_header).
+    ///
+    /// # Errors
+    /// As [`GgufWriter::write_to`], but for [`GgufError::Io`].
+    pub fn to_header(&self) -> Result<(Vec<u8>, u64), GgufError> {
+        let file = Path::new("new.gguf");
+        let alignment = self.check(file)?;
+        let (bytes, data_bytes) = self.header(file, alignment, false)?;
+        let file_len = data_bytes.saturating_add(bytes.len() as u64);
+        Ok((bytes, file_len))
     }
 
     /// The file's bytes.
@@ -89,7 +111,7 @@ impl<'a> GgufWriter<'a> {
     pub fn to_bytes(&self) -> Result<Vec<u8>, GgufError> {
         let file = Path::new("new.gguf");
         let alignment = self.check(file)?;
-        let mut bytes = self.header(file, alignment)?;
+        let (mut bytes, _) = self.header(file, alignment, true)?;
         self.write_data(&mut bytes, alignment).map_err(|cause| write_error(file, cause))?;
         Ok(bytes)
     }
@@ -103,7 +125,7 @@ impl<'a> GgufWriter<'a> {
     pub fn write_to(&self, path: impl AsRef<Path>) -> Result<(), GgufError> {
         let path = path.as_ref();
         let alignment = self.check(path)?;
-        let header = self.header(path, alignment)?;
+        let (header, _) = self.header(path, alignment, true)?;
         let write = || {
             let mut out = BufWriter::new(File::create(path)?);
             out.write_all(&header)?;
@@ -113,8 +135,13 @@ impl<'a> GgufWriter<'a> {
         write().map_err(|cause| write_error(path, cause))
     }
 
-    /// Everything before the data, padded.
-    fn header(&self, file: &Path, alignment: u32) -> Result<Vec<u8>, GgufError> {
+    /// Everything before the data, padded, and the bytes of the data. Data that does not fit its tensor is an error if `with_data`.
+    fn header(
+        &self,
+        file: &Path,
+        alignment: u32,
+        with_data: bool,
+    ) -> Result<(Vec<u8>, u64), GgufError> {
         let mut out = Vec::new();
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.version.unwrap_or(3).to_le_bytes());
@@ -127,16 +154,17 @@ impl<'a> GgufWriter<'a> {
         let mut offset = 0u64;
         for tensor in &self.tensors {
             put_string(&mut out, tensor.name.as_bytes());
-            let shape = tensor.check().map_err(|problem| tensor.bad(file, problem))?;
+            let shape = tensor.check(with_data).map_err(|problem| tensor.bad(file, problem))?;
             out.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
             tensor.dims.iter().for_each(|dim| out.extend_from_slice(&dim.to_le_bytes()));
             out.extend_from_slice(&tensor.dtype.id().to_le_bytes());
             out.extend_from_slice(&offset.to_le_bytes());
-            // The sizes are those of slices in memory, so the sum is far from 2^64.
-            offset = offset.saturating_add(shape.n_bytes).next_multiple_of(alignment.into());
+            // Beyond 2^64 the offsets are wrong, and the reader refuses tensors that overlap.
+            let end = offset.saturating_add(shape.n_bytes);
+            offset = end.checked_next_multiple_of(alignment.into()).unwrap_or(u64::MAX);
         }
         pad(&mut out, alignment);
-        Ok(out)
+        Ok((out, offset))
     }
 
     /// Checks what does not concern a single tensor, and gives the alignment.
@@ -176,8 +204,9 @@ impl<'a> GgufWriter<'a> {
     fn write_data(&self, out: &mut impl Write, alignment: u32) -> io::Result<()> {
         let alignment = alignment as usize;
         for tensor in &self.tensors {
-            out.write_all(&tensor.data)?;
-            let padding = tensor.data.len().next_multiple_of(alignment) - tensor.data.len();
+            let data = tensor.data.as_deref().unwrap_or_default();
+            out.write_all(data)?;
+            let padding = data.len().next_multiple_of(alignment) - data.len();
             io::copy(&mut io::Read::take(io::repeat(0), padding as u64), out)?;
         }
         Ok(())
@@ -185,10 +214,10 @@ impl<'a> GgufWriter<'a> {
 }
 
 impl OutTensor<'_> {
-    fn check(&self) -> Result<Shape, TensorProblem> {
+    fn check(&self, with_data: bool) -> Result<Shape, TensorProblem> {
         let shape = Shape::check(&self.dims, self.dtype)?;
-        let got = self.data.len() as u64;
-        if got == shape.n_bytes {
+        let got = self.data.as_ref().map_or(0, |data| data.len() as u64);
+        if got == shape.n_bytes || !with_data {
             Ok(shape)
         } else {
             Err(TensorProblem::DataLength { got, n_bytes: shape.n_bytes })

@@ -52,10 +52,11 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
 }
 
-/// How a model is loaded.
+/// How a model is loaded. Its heading holds for all arguments that follow, so it is flattened after a command's own.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// The model: a GGUF file (any shard of a split one), or the name of one in the cache folder
+    #[arg(help_heading = None)]
     pub(crate) model: PathBuf,
     /// Devices to use: auto, cpu, vulkan:0, uuid:..., pci:..., name:*text*, !excluded [default: TEGULA_DEVICE, or auto]
     #[arg(long, value_name = "SELECTOR")]
@@ -124,7 +125,13 @@ pub(crate) struct SampleArgs {
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Randomness; 0 always takes the likeliest token
-    #[arg(long, visible_alias = "temp", value_name = "X", default_value_t = 0.8)]
+    #[arg(
+        long,
+        visible_alias = "temp",
+        value_name = "X",
+        allow_negative_numbers = true,
+        default_value_t = 0.8
+    )]
     pub(crate) temperature: f32,
     /// Choose among the K likeliest; 0 is all
     #[arg(long, value_name = "K", default_value_t = 40)]
@@ -175,10 +182,6 @@ included), text, stop (end_of_generation, length, context_full or cancelled), n_
 decode_ms; load_ms; prompt_tokens_per_s; tokens_per_s; peak_memory_bytes.
 Ctrl-C ends the generation early, a second one the program. See `tegula --help` for environment variables.")]
 pub(crate) struct RunArgs {
-    #[command(flatten, next_help_heading = "Loading")]
-    pub(crate) load: LoadArgs,
-    #[command(flatten, next_help_heading = "Choosing tokens")]
-    pub(crate) sample: SampleArgs,
     /// The text to continue; - reads it from stdin
     #[arg(
         short = 'p',
@@ -203,18 +206,22 @@ pub(crate) struct RunArgs {
     /// No timings on stderr
     #[arg(long, short = 'q')]
     pub(crate) quiet: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
+    #[command(flatten, next_help_heading = "Choosing tokens")]
+    pub(crate) sample: SampleArgs,
 }
 
 /// `tegula chat`.
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
+    /// A system message
+    #[arg(long, short = 's', value_name = "TEXT")]
+    pub(crate) system: Option<String>,
     #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
     #[command(flatten, next_help_heading = "Choosing tokens")]
     pub(crate) sample: SampleArgs,
-    /// A system message
-    #[arg(long, short = 's', value_name = "TEXT")]
-    pub(crate) system: Option<String>,
 }
 
 /// `tegula devices`.
@@ -228,11 +235,11 @@ pub(crate) struct DevicesArgs {
 /// `tegula plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    #[command(flatten, next_help_heading = "Loading")]
-    pub(crate) load: LoadArgs,
     /// As JSON, with every chunk and tile
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
 }
 
 /// `tegula pull`.
@@ -304,8 +311,6 @@ pub(crate) struct TemplateArgs {
 /// `tegula logits`.
 #[derive(Debug, Args)]
 pub(crate) struct LogitsArgs {
-    #[command(flatten, next_help_heading = "Loading")]
-    pub(crate) load: LoadArgs,
     /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
     pub(crate) ids: Vec<u32>,
@@ -321,4 +326,6 @@ pub(crate) struct LogitsArgs {
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
 }

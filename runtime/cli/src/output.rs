@@ -111,6 +111,18 @@ pub(crate) fn print(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }
 
+/// An error and its causes in one line; causes that the message before already tells are left out.
+pub(crate) fn explain(error: &anyhow::Error) -> String {
+    let mut out = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !out.contains(&cause) {
+            out.push_str(": ");
+            out.push_str(&cause);
+        }
+    }
+    out
+}
+
 /// Whether the reader of stdout went away (`| head`), which is no failure.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -119,4 +131,17 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
             cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
         io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::explain;
+
+    /// A reader would look for the difference between two sentences that are the same.
+    #[test]
+    fn causes_are_told_once() {
+        let error =
+            anyhow::anyhow!("cannot open").context("a.gguf: cannot open").context("shard 2");
+        assert_eq!(explain(&error), "shard 2: a.gguf: cannot open");
+    }
 }

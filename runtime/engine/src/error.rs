@@ -93,7 +93,7 @@ pub enum Error {
     },
     /// The context asked for does not fit.
     #[error(
-        "a context of {asked} tokens needs {} of KV cache ({per_token} bytes a token), and {} is free for it: at most {fits} tokens fit. Lower -c, or use a smaller KV type (--kv-type q8_0)",
+        "a context of {asked} tokens needs {} ({per_token} bytes a token of KV cache and what goes with it), and {} is free for it: at most {fits} tokens fit. Lower -c, or use a smaller KV type (--kv-type q8_0)",
         format_size(*bytes), format_size(*budget)
     )]
     ContextDoesNotFit {

@@ -1,7 +1,8 @@
 //! A runtime: the backends found, their devices, and the caps an operator put on them.
 
 use crate::memory::units::parse_size;
-use crate::selection::{Candidate, select};
+use crate::measure;
+use crate::selection::{Candidate, Verdict, explain, named, select};
 use crate::{Error, Result};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +35,41 @@ impl Caps {
             Some(cap) if figure.get().is_none_or(|value| value > cap) => Figure::known(cap, source),
             _ => figure,
         }
+    }
+}
+
+/// A cap on what one device states. It counts instead of the [`Caps`] that hold for all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceCap {
+    /// A device selector of one item; `None` is every device.
+    pub device: Option<String>,
+    /// What is capped.
+    pub limit: Limit,
+    /// Bytes; more than 0.
+    pub bytes: u64,
+}
+
+/// What a [`DeviceCap`] caps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The size of one buffer.
+    Buffer,
+    /// What each heap gives.
+    Memory,
+}
+
+impl DeviceCap {
+    /// Reads `[DEVICE=]SIZE`, such as `2GiB` or `vulkan:0=512MiB`; `name` is the option, for errors.
+    pub fn parse(name: &'static str, limit: Limit, text: &str) -> Result<Self> {
+        let (device, size) = match text.rsplit_once('=') {
+            Some((device, size)) => (Some(device.trim().to_owned()), size),
+            None => (None, text),
+        };
+        if device.as_deref() == Some("") {
+            return Err(Error::Option { name, why: format!("`{text}` has no device before the =") });
+        }
+        let bytes = parse_size(size).map_err(|source| Error::Size { name, source })?;
+        Ok(Self { device, limit, bytes })
     }
 }
 
@@ -106,6 +142,9 @@ pub fn format_uuid(uuid: [u8; 16]) -> String {
 pub struct Runtime {
     registry: Arc<Registry>,
     caps: Caps,
+    device_caps: Arc<[DeviceCap]>,
+    /// Whether caps replace what a device states even where they are greater: for plans of devices that are not here.
+    stand_in: bool,
     learned: Arc<Mutex<Vec<LearnedLimit>>>,
 }
 
@@ -123,8 +162,29 @@ impl Runtime {
         Self {
             registry: Arc::new(Registry::load(&options.registry)),
             caps: options.caps,
+            device_caps: Arc::default(),
+            stand_in: false,
             learned: Arc::default(),
         }
+    }
+
+    /// The same runtime under caps of single devices. For each device the last cap that names it counts, else the last one for every
+    /// device, else those of [`RuntimeOptions::caps`].
+    ///
+    /// # Errors
+    /// [`Error::Selector`] for a cap that names no device: it would protect nothing.
+    pub fn with_device_caps(mut self, caps: &[DeviceCap]) -> Result<Self> {
+        let candidates: Vec<_> = self.devices().iter().map(DeviceEntry::candidate).collect();
+        for item in caps.iter().filter_map(|cap| cap.device.as_deref()) {
+            named(item, &candidates).map_err(|why| crate::selection::fault(item, &why, &candidates))?;
+        }
+        self.device_caps = caps.into();
+        Ok(self)
+    }
+
+    /// The same devices, with caps standing in for the figures of a device that is not here. For plans only.
+    pub(crate) fn standing_in(&self) -> Self {
+        Self { stand_in: true, ..self.clone() }
     }
 
     /// What was found and skipped.
@@ -137,9 +197,9 @@ impl Runtime {
         self.caps
     }
 
-    /// Every device of every backend, read now; free memory is that of this moment.
+    /// Every device of every backend, read now; free memory is that of this moment, and bandwidths that were once measured are those.
     pub fn devices(&self) -> Vec<DeviceEntry> {
-        let mut out = Vec::new();
+        let mut out: Vec<DeviceEntry> = Vec::new();
         for backend in &self.registry.backends {
             for device in backend.devices() {
                 let mut info = device.clone();
@@ -147,11 +207,34 @@ impl Runtime {
                     Ok(heaps) => info.heaps = heaps,
                     Err(error) => log::warn!("free memory as of the start is used: {error}"),
                 }
-                self.cap(&mut info);
                 out.push(DeviceEntry { backend: backend.clone(), info });
             }
         }
+        let candidates: Vec<_> = out.iter().map(DeviceEntry::candidate).collect();
+        let measured = measure::Cache::read();
+        for (index, entry) in out.iter_mut().enumerate() {
+            measured.apply(entry);
+            let caps = self.caps_of(index, &candidates);
+            self.cap(&mut entry.info, caps);
+        }
         out
+    }
+
+    /// The caps that hold for one device.
+    fn caps_of(&self, index: usize, candidates: &[Candidate]) -> Caps {
+        let names_it = |cap: &&DeviceCap| match &cap.device {
+            None => false,
+            Some(item) => named(item, candidates).is_ok_and(|found| found.contains(&index)),
+        };
+        let last = |limit: Limit| {
+            let caps = || self.device_caps.iter().filter(|cap| cap.limit == limit).rev();
+            let cap = caps().find(names_it).or_else(|| caps().find(|cap| cap.device.is_none()));
+            cap.map(|cap| cap.bytes)
+        };
+        Caps {
+            max_buffer: last(Limit::Buffer).or(self.caps.max_buffer),
+            memory_limit: last(Limit::Memory).or(self.caps.memory_limit),
+        }
     }
 
     /// Remembers that a device gives less than it states; later plans of this runtime use the lower limit.
@@ -161,24 +244,27 @@ impl Runtime {
         learned.push(LearnedLimit { device: device.to_owned(), buffer_type, limit });
     }
 
-    fn cap(&self, info: &mut DeviceInfo) {
+    fn cap(&self, info: &mut DeviceInfo, caps: Caps) {
+        let over = FigureSource::OVERRIDE;
+        let apply = |cap: Option<u64>, figure: Figure| match cap {
+            Some(cap) if self.stand_in => Figure::known(cap, over),
+            cap => Caps::apply(cap, figure, over),
+        };
         for heap in &mut info.heaps {
-            heap.total = Caps::apply(self.caps.memory_limit, heap.total, FigureSource::OVERRIDE);
+            heap.total = apply(caps.memory_limit, heap.total);
             if heap.free.state != FigureState::NOT_APPLICABLE {
-                heap.free = Caps::apply(self.caps.memory_limit, heap.free, FigureSource::OVERRIDE);
+                heap.free = apply(caps.memory_limit, heap.free);
             }
         }
         let id = info.id();
         let learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, buffer_type) in (0u32..).zip(&mut info.buffer_types) {
+            buffer_type.max_size = apply(caps.max_buffer.or(caps.memory_limit), buffer_type.max_size);
+            buffer_type.max_size = Caps::apply(caps.memory_limit, buffer_type.max_size, over);
             let limit = learned.iter().find(|l| l.device == id && l.buffer_type == index);
-            for (cap, source) in [
-                (self.caps.max_buffer, FigureSource::OVERRIDE),
-                (self.caps.memory_limit, FigureSource::OVERRIDE),
-                (limit.map(|l| l.limit), FigureSource::MEASURED),
-            ] {
-                buffer_type.max_size = Caps::apply(cap, buffer_type.max_size, source);
-            }
+            let limit = limit.filter(|_| !self.stand_in).map(|l| l.limit);
+            buffer_type.max_size =
+                Caps::apply(limit, buffer_type.max_size, FigureSource::MEASURED);
             let max_size = buffer_type.max_size.get();
             if buffer_type.preferred_chunk.get().zip(max_size).is_some_and(|(p, max)| p > max) {
                 buffer_type.preferred_chunk = buffer_type.max_size;
@@ -192,16 +278,55 @@ impl Runtime {
         if devices.is_empty() {
             return Err(Error::NoDevice(self.registry.describe_empty()));
         }
-        let from_env = std::env::var("TEGULA_DEVICE").ok();
-        let selector = selector.or(from_env.as_deref()).unwrap_or("auto");
         let candidates: Vec<_> = devices.iter().map(DeviceEntry::candidate).collect();
-        let chosen = select(selector, &candidates)?;
+        let chosen = select(&selector_or_default(selector), &candidates)?;
         Ok(chosen.into_iter().filter_map(|i| devices.get(i).cloned()).collect())
+    }
+
+    /// The selector that counts, and what it decides on every device, with the reason; `None` as in [`Runtime::select`].
+    ///
+    /// # Errors
+    /// [`Error::Selector`] for a selector that is malformed or names nothing.
+    pub fn explain(&self, selector: Option<&str>) -> Result<(String, Vec<(DeviceEntry, Verdict)>)> {
+        let selector = selector_or_default(selector);
+        let devices = self.devices();
+        let candidates: Vec<_> = devices.iter().map(DeviceEntry::candidate).collect();
+        let verdicts = explain(&selector, &candidates)?;
+        Ok((selector, devices.into_iter().zip(verdicts).collect()))
     }
 
     /// Opens a device for work. `n_threads` 0 leaves the number of host threads to the backend.
     pub fn open_device(&self, entry: &DeviceEntry, n_threads: u32) -> Result<Device> {
         let options = DeviceOptions { n_threads: NonZeroU32::new(n_threads) };
         Ok(Device::open(&entry.backend, entry.info.index, options)?)
+    }
+}
+
+fn selector_or_default(selector: Option<&str>) -> String {
+    let from_env = || std::env::var("TEGULA_DEVICE").ok();
+    selector.map(str::to_owned).or_else(from_env).unwrap_or_else(|| "auto".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cap for one device must not cap another, nor mean "no cap".
+    #[test]
+    fn caps_of_devices_are_read_or_refused() {
+        let table = [
+            ("2GiB", Some((None, 2u64 << 30))),
+            ("vulkan:0=512MiB", Some((Some("vulkan:0"), 512 << 20))),
+            ("name:*a=b*=1k", Some((Some("name:*a=b*"), 1024))),
+            ("=1GiB", None),
+            ("cpu=", None),
+            ("cpu=much", None),
+            ("", None),
+        ];
+        for (text, expected) in table {
+            let cap = DeviceCap::parse("--memory-limit", Limit::Memory, text).ok();
+            let got = cap.as_ref().map(|cap| (cap.device.as_deref(), cap.bytes));
+            assert_eq!(got, expected, "{text}");
+        }
     }
 }

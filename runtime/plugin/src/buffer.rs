@@ -172,6 +172,40 @@ impl Buffer {
         caller.handle(WHAT, "address", address)
     }
 
+    /// Copies host memory to `offset ..` through the mapping. Nobody else holds the buffer, so no work of the device can be using it.
+    ///
+    /// # Errors
+    /// As [`Self::map`]; InvalidArgument for a range outside the buffer and for an imported buffer.
+    pub fn write_mapped(&mut self, offset: u64, src: &[u8]) -> Result<(), DeviceError> {
+        const WHAT: &str = "buffer_map";
+        if self.read_only {
+            return Err(self.device.caller.invalid(WHAT, "an imported buffer is only read"));
+        }
+        self.raw_range(offset, src.len() as u64, WHAT)?;
+        let address = self.map()?;
+        // SAFETY: the range lies inside the buffer, whose mapping holds all its bytes; `src` is other memory, since the buffer is held exclusively.
+        unsafe {
+            let to = address.as_ptr().add(offset as usize);
+            to.copy_from_nonoverlapping(src.as_ptr(), src.len());
+        }
+        Ok(())
+    }
+
+    /// Copies `offset ..` to host memory through the mapping. Nobody else holds the buffer, so no work of the device can be changing it.
+    ///
+    /// # Errors
+    /// As [`Self::map`]; InvalidArgument for a range outside the buffer.
+    pub fn read_mapped(&mut self, offset: u64, dst: &mut [u8]) -> Result<(), DeviceError> {
+        self.raw_range(offset, dst.len() as u64, "buffer_map")?;
+        let address = self.map()?;
+        // SAFETY: as in `write_mapped`.
+        unsafe {
+            let from = address.as_ptr().add(offset as usize);
+            dst.as_mut_ptr().copy_from_nonoverlapping(from, dst.len());
+        }
+        Ok(())
+    }
+
     /// The bytes at `offset`, `size` of them.
     ///
     /// # Errors

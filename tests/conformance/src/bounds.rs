@@ -31,7 +31,7 @@ bounds! {
     MATMUL: "matmul", 1e-11,
         "weights are decoded exactly and nothing is rounded below f32: a sum of n terms is off by about sqrt(n) roundings, 2e-6 of its terms' magnitude at n = 1024";
     NORM: "rms_norm, layer_norm", 1e-12,
-        "a sum of squares in f32, a root and two products; the groups have a mean of at most four deviations, so that little cancels";
+        "a sum of squares in f32, a root and two products; the data have no great mean, so that little cancels in a layer norm";
     ROPE: "rope", 1e-12,
         "cosines and sines are rounded to f32 once, from angles that are exact to 1e-8 at position 100,000: an angle kept in f32 would be off by 4e-3 there";
     ELEMENTWISE: "add, mul, scale", 1e-14,

@@ -91,7 +91,7 @@ fn bad_input_is_told_apart_and_explained() {
         (&["run", "MODEL", "-p", "a", "--device", "cpu,!cpu"], 1, &["no device is left"]),
         (&["run", "missing.gguf", "-p", "a"], 1, &["missing.gguf"]),
         (&["run", ".", "-p", "a"], 1, &["director"]),
-        (&["run", "empty.gguf", "-p", "a"], 1, &["empty.gguf", "0 bytes"]),
+        (&["run", "empty.gguf", "-p", "a"], 1, &["empty.gguf", "the file is empty"]),
         (&["run", "text.gguf", "-p", "a"], 1, &["text.gguf", "GGUF"]),
         (&["run", "truncated.gguf", "-p", "a"], 1, &["truncated.gguf", "bytes"]),
         (&["inspect", "text.gguf"], 1, &["text.gguf", "GGUF"]),

@@ -1,6 +1,6 @@
 //! Cutting weights, keys and values into chunks changes where bytes lie, never what is computed.
 //!
-//! Real weights are used where the sizes matter (an embedding of 27 MB under a cap of 1 MiB); a small random model, which no
+//! Real weights are used where the sizes matter (an embedding of 28.7 MiB under a cap of 1 MiB); a small random model, which no
 //! machine lacks, everywhere else.
 
 #![allow(
@@ -84,7 +84,7 @@ fn caps_and_mapping_change_no_token() {
         let model = open(&path, "cpu", max_buffer, plan);
         if let Some(max) = max_buffer {
             let n = check_chunks(&model.plan().report, max, "token_embd.weight");
-            // 49,152 rows of 360 bytes are 16.9 MiB in Q4_1; the tensor is 28.7 MiB in Q8_0.
+            // 28.7 MiB in 49,152 rows; no chunk holds more than the cap, so there are at least as many as it goes into them.
             let tensor = model.file().gguf().tensor("token_embd.weight").unwrap();
             assert!(n as u64 >= tensor.n_bytes().div_ceil(max), "{n} chunks of {max} bytes");
         }
@@ -225,7 +225,8 @@ fn dropped_sequences_give_their_blocks_back() {
         eval(&mut second, &words(block_len));
         let full = try_eval(&mut second, &words(1)).unwrap_err();
         assert!(matches!(full, Error::KvPoolFull { .. }), "round {round}: {full}");
-        assert!(full.to_string().contains("96 tokens") || full.to_string().contains("blocks"));
+        let n_blocks = (96 / block_len).to_string();
+        assert!(full.to_string().contains(&n_blocks), "{full}");
         assert_eq!(second.n_past() as usize, block_len, "a refused evaluation leaves no trace");
         // What a truncated or dropped sequence held is free at once.
         first.truncate(1);

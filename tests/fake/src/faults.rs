@@ -64,7 +64,7 @@ pub(crate) fn happen(fault: &Fault, bytes: u64) -> Result<Effect> {
         FaultKind::Abort => std::process::abort(),
         // SAFETY: ends the process as a driver's library would, with its handlers; that is the fault.
         FaultKind::Exit { code } => unsafe { libc::exit(*code) },
-        FaultKind::Panic => std::panic::panic_any("the fake was asked to panic"),
+        FaultKind::Panic => panic_now(),
         FaultKind::Error { status, native_code, message } => {
             let message = message.clone().unwrap_or_else(|| format!("a fault at {:?}", fault.at));
             let numbers = Numbers { message, native: *native_code, ..Numbers::default() };
@@ -87,6 +87,11 @@ pub(crate) fn sleep(ms: f64) {
     if ms > 0.0 {
         std::thread::sleep(Duration::try_from_secs_f64(ms / 1000.0).unwrap_or(Duration::MAX));
     }
+}
+
+#[expect(clippy::panic, reason = "a panic of a plugin is the fault that was asked for")]
+fn panic_now() -> ! {
+    panic!("the fake was asked to panic")
 }
 
 /// Dies of a write to a page that may not be written: a true fault of the hardware, which a handler sees as such.

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
             "tensors": tensors_json(&gguf),
         }));
     }
-    output::print(&gguf.summary()?.to_string())?;
+    output::print(gguf.summary()?.to_string().trim_end())?;
     let rows: Vec<Vec<String>> = gguf
         .metadata()
         .iter()

@@ -50,7 +50,7 @@ pub fn choose(inputs: ContextInputs) -> Result<ContextChoice, Error> {
         Some(fit) if fit.tokens < trained => (
             fit.tokens,
             format!(
-                "the longest that fits: {} free for the KV cache at {} bytes a token; trained on {trained}",
+                "the longest that fits: {} free for it at {} bytes a token; trained on {trained}",
                 format_size(fit.budget),
                 fit.per_token,
             ),

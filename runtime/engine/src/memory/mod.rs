@@ -3,5 +3,6 @@
 pub mod context;
 pub mod kv;
 pub mod plan;
+mod svg;
 pub mod tiling;
 pub mod units;

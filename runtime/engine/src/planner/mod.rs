@@ -296,19 +296,28 @@ impl Planner<'_> {
 
     fn finish(&mut self, draft: Draft, trained: u32) -> Result<Planned> {
         let Draft { mut stages, mut plans, block_len, bounds, ubatch_reason, budget } = draft;
-        let context = choose(ContextInputs {
-            asked: self.options.n_ctx,
-            trained: u64::from(trained),
-            fits: budget.tokens_that_fit()?,
-        })?;
+        let choose_by = |budget: &Budget| {
+            let (asked, trained) = (self.options.n_ctx, u64::from(trained));
+            choose(ContextInputs { asked, trained, fits: budget.tokens_that_fit()? })
+        };
+        let mut context = choose_by(&budget)?;
         self.close_unused(&mut stages, &mut plans);
-        let bounds = Bounds { n_ctx: context.n_ctx, ..bounds };
-        for ((stage, _), plan) in stages.iter().zip(&mut plans) {
-            plan.kv = kv_shape(stage, context.n_ctx, block_len, &self.places(stage.device)?);
-        }
-        // Scratch may depend on the context; the ubatch that fitted the draft is the most that is tried.
-        let wanted = Bounds { n_ubatch: self.options.n_ubatch.min(context.n_ctx).max(1), ..bounds };
-        let (bounds, reason) = self.fit_ubatch(&stages, &mut plans, wanted)?;
+        // Scratch and lists may depend on the context, and not evenly: what they take is asked for again at the context chosen,
+        // and where that is over the budget, a shorter one is chosen.
+        let (wanted, bounds, reason) = loop {
+            let n_ctx = context.n_ctx;
+            for ((stage, _), plan) in stages.iter().zip(&mut plans) {
+                plan.kv = kv_shape(stage, n_ctx, block_len, &self.places(stage.device)?);
+            }
+            let n_ubatch = self.options.n_ubatch.min(n_ctx).max(1);
+            let wanted = Bounds { n_ubatch, n_ctx, ..bounds };
+            let (bounds, reason) = self.fit_ubatch(&stages, &mut plans, wanted)?;
+            let again = choose_by(&self.budget(&stages, &plans, bounds)?)?;
+            if again.n_ctx >= n_ctx {
+                break (wanted, bounds, reason);
+            }
+            context = again;
+        };
         let mut plan = Plan {
             devices: self.devices.iter().map(|d| d.entry.id()).collect(),
             scratch: shared_scratch(&plans, self.devices.len()),
@@ -326,6 +335,7 @@ impl Planner<'_> {
         report::fill(self, &stages, &mut plan)?;
         Ok(Planned { plan, devices: std::mem::take(&mut self.devices), stages })
     }
+
     /// Closes devices that run nothing, so that they neither keep threads nor stand in the plan.
     fn close_unused(&mut self, stages: &mut [(Stage, FfiProgram)], plans: &mut [StagePlan]) {
         let mut kept = 0usize;
