@@ -256,7 +256,8 @@ pub struct BufferTypeInfo {
     /// The greatest size for which buffer_alloc succeeds on an idle device *and* every byte of which every op of this backend
     /// can address: the minimum of everything that binds. Never a guess at infinity.
     pub max_size: Figure,
-    /// Alignment of a buffer's first byte, and of tiles inside it unless a [`crate::WeightLayout`] asks for more.
+    /// Alignment of a buffer's first byte, and of tiles inside it unless a [`crate::WeightLayout`] asks for more. Tiles in imported memory lie where
+    /// the file has them: there only the layout's alignment holds.
     pub alignment: u64,
     /// Sizes are rounded up to a multiple of this.
     pub granularity: u64,

@@ -14,6 +14,7 @@ mod codegen;
 mod demo;
 mod machine;
 mod models;
+mod new_backend;
 mod process;
 mod source;
 mod test;
@@ -41,6 +42,8 @@ enum Chore {
     Tidy,
     /// Write the files that are derived from others: the C header and the digest of the boundary.
     Codegen(codegen::Flags),
+    /// Make a backend of your own outside of this repository, which builds and is right at once.
+    NewBackend(new_backend::Flags),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Chore::Ci => test::run(&test::Flags::default()),
         Chore::Tidy => tidy::run(),
         Chore::Codegen(flags) => codegen::run(&flags),
+        Chore::NewBackend(flags) => new_backend::run(&flags),
     };
     match result {
         Ok(code) => code,

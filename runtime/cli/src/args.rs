@@ -2,7 +2,9 @@
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
-use tegula::{DType, ModelOptions, PlaceRule, PlanOptions, SamplerOptions, Split};
+use tegula::{
+    DType, DeviceCap, Limit, ModelOptions, PlaceRule, PlanOptions, Quant, SamplerOptions, Split,
+};
 
 /// What no option of a single command says; options win over variables.
 const ENVIRONMENT: &str = "\
@@ -38,6 +40,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show backends, devices and their memory.
     Devices(DevicesArgs),
+    /// Check that a backend plugin keeps its promises.
+    Verify(VerifyArgs),
     /// Show what loading a model would put where.
     Plan(PlanArgs),
     /// Fetch a model from the Hugging Face hub.
@@ -58,6 +62,13 @@ pub(crate) struct LoadArgs {
     /// The model: a GGUF file (any shard of a split one), or the name of one in the cache folder
     #[arg(help_heading = None)]
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) how: LoadOptions,
+}
+
+/// How a model is loaded, whichever it is.
+#[derive(Debug, Args)]
+pub(crate) struct LoadOptions {
     /// Devices to use: auto, cpu, vulkan:0, uuid:..., pci:..., name:*text*, !excluded [default: TEGULA_DEVICE, or auto]
     #[arg(long, value_name = "SELECTOR")]
     pub(crate) device: Option<String>,
@@ -89,6 +100,20 @@ pub(crate) struct LoadArgs {
     /// Copy weights to memory of the device even where they could be used from the file
     #[arg(long)]
     pub(crate) no_mmap: bool,
+    /// Use no more of each heap, such as 4GiB or vulkan:0=2GiB; may be given for several devices [default: TEGULA_MEMORY_LIMIT]
+    #[arg(long, value_name = "[DEVICE=]SIZE", value_parser = memory_limit)]
+    pub(crate) memory_limit: Vec<DeviceCap>,
+    /// Make no buffer larger, as --memory-limit [default: TEGULA_MAX_BUFFER]
+    #[arg(long, value_name = "[DEVICE=]SIZE", value_parser = max_buffer)]
+    pub(crate) max_buffer: Vec<DeviceCap>,
+}
+
+fn memory_limit(text: &str) -> Result<DeviceCap, String> {
+    DeviceCap::parse("--memory-limit", Limit::Memory, text).map_err(|error| error.to_string())
+}
+
+fn max_buffer(text: &str) -> Result<DeviceCap, String> {
+    DeviceCap::parse("--max-buffer", Limit::Buffer, text).map_err(|error| error.to_string())
 }
 
 fn kv_type(text: &str) -> Result<DType, String> {
@@ -98,7 +123,12 @@ fn kv_type(text: &str) -> Result<DType, String> {
         .ok_or_else(|| "one of f32, f16, bf16, q8_0, q4_0".to_owned())
 }
 
-impl LoadArgs {
+impl LoadOptions {
+    /// The caps of single devices.
+    pub(crate) fn caps(&self) -> Vec<DeviceCap> {
+        self.memory_limit.iter().chain(&self.max_buffer).cloned().collect()
+    }
+
     /// As the library wants it, with `n_outputs` rows of logits a run.
     pub(crate) fn options(&self, n_outputs: u32) -> ModelOptions {
         ModelOptions {
@@ -230,16 +260,74 @@ pub(crate) struct DevicesArgs {
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Measure how fast each buffer type is read, written and copied, and remember it for the choice of memory for weights
+    #[arg(long)]
+    pub(crate) measure: bool,
+    /// Say of each device whether `auto`, and the selector in force, takes it, and why not
+    #[arg(long)]
+    pub(crate) why: bool,
+    /// The selector that --why explains, and the devices that --measure measures [default: TEGULA_DEVICE, or all]
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) device: Option<String>,
+}
+
+/// `tegula verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each op is run on the plugin's devices and on an oracle, and results are compared; limits, threads, answers to wrong
+arguments and orders of dropping are checked as well. What the plugin says it cannot do is listed, and no fault.
+The exit code is 0 only if everything holds.")]
+pub(crate) struct VerifyArgs {
+    /// The plugin's shared object
+    pub(crate) plugin: PathBuf,
+    /// Check this device alone [default: each one]
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<u32>,
+    /// Check a part alone: abi, load, ops, limits, threads, ... or a group of ops such as matmul; may be repeated
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Vec<String>,
+    /// Backend to compare results with, by id or file [default: the first found that is only used when named]
+    #[arg(long, value_name = "ID|PATH")]
+    pub(crate) oracle: Option<String>,
+    /// Seconds that one case may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) timeout: u32,
+    /// As JSON, with every case
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The process that loads the plugin
+    #[arg(long, hide = true)]
+    pub(crate) in_process: bool,
 }
 
 /// `tegula plan`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+With --shapes no file is needed: NAME is one of the known shapes (an unknown name lists them), or the path of a
+.json file with the fields of one. TEGULA_MAX_BUFFER and TEGULA_MEMORY_LIMIT, or --max-buffer and --memory-limit,
+then stand in for the figures of a device that is not here.
+
+Examples:
+  tegula plan model.gguf -c 8192 --svg plan.svg
+  tegula plan --shapes llama-3.2-3b -c 65536 --max-buffer 4294959104")]
 pub(crate) struct PlanArgs {
+    /// The model: a GGUF file (any shard of a split one), or the name of one in the cache folder
+    #[arg(required_unless_present = "shapes", conflicts_with = "shapes")]
+    pub(crate) model: Option<PathBuf>,
+    /// Plan a model by its shape alone, such as llama-3.2-3b or shape.json
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shapes: Option<String>,
+    /// Types of a shape's weights: q4_k_m, q8_0 or f16
+    #[arg(long, value_name = "QUANT", default_value = "q4_k_m", requires = "shapes")]
+    pub(crate) quant: Quant,
     /// As JSON, with every chunk and tile
-    #[arg(long)]
+    #[arg(long, conflicts_with = "svg")]
     pub(crate) json: bool,
+    /// Draw every chunk and tile into a file; - is stdout
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Loading")]
-    pub(crate) load: LoadArgs,
+    pub(crate) load: LoadOptions,
 }
 
 /// `tegula pull`.

@@ -1,13 +1,15 @@
 //! What commands share: loading with a progress bar, Ctrl-C, timings, writing to stdout.
 
+use crate::args::LoadArgs;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tegula::memory::units::format_size;
-use tegula::{Caps, Generation, Model, ModelOptions, PlanReport, Runtime, RuntimeOptions};
+use tegula::{
+    Caps, DeviceCap, Generation, Model, ModelOptions, PlanReport, Runtime, RuntimeOptions,
+};
 
 /// Set by Ctrl-C; generation looks at it between tokens.
 pub(crate) static CANCEL: AtomicBool = AtomicBool::new(false);
@@ -28,15 +30,16 @@ fn end_interrupted() -> ! {
     std::process::exit(130)
 }
 
-/// A runtime under the caps of the environment.
-pub(crate) fn runtime() -> Result<Runtime> {
+/// A runtime under the caps of the environment, and those of single devices.
+pub(crate) fn runtime(caps: &[DeviceCap]) -> Result<Runtime> {
     let options = RuntimeOptions { caps: Caps::from_env()?, ..RuntimeOptions::default() };
-    Ok(Runtime::new(&options))
+    Ok(Runtime::new(&options).with_device_caps(caps)?)
 }
 
-/// A loaded model, and the time that took. A bar shows progress on a terminal.
-pub(crate) fn load(path: &Path, options: &ModelOptions) -> Result<(Model, Duration)> {
-    let path = crate::models::find(path)?;
+/// A loaded model that gives `n_outputs` rows of logits a run, and the time that took. A bar shows progress on a terminal.
+pub(crate) fn load(args: &LoadArgs, n_outputs: u32) -> Result<(Model, Duration)> {
+    let path = crate::models::find(&args.model)?;
+    let options = &args.how.options(n_outputs);
     let begin = Instant::now();
     let bar = if std::io::stderr().is_terminal() {
         let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}")
@@ -45,7 +48,7 @@ pub(crate) fn load(path: &Path, options: &ModelOptions) -> Result<(Model, Durati
     } else {
         ProgressBar::hidden()
     };
-    let model = Model::open(&runtime()?, path, options, &mut |progress| {
+    let model = Model::open(&runtime(&args.how.caps())?, path, options, &mut |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
     });

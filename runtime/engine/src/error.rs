@@ -93,8 +93,9 @@ pub enum Error {
     },
     /// The context asked for does not fit.
     #[error(
-        "a context of {asked} tokens needs {} ({per_token} bytes a token of KV cache and what goes with it), and {} is free for it: at most {fits} tokens fit. Lower -c, or use a smaller KV type (--kv-type q8_0)",
-        format_size(*bytes), format_size(*budget)
+        "a context of {asked} tokens needs {} ({per_token} bytes a token of KV cache and what goes with it), and {} is free for it: at most {fits} tokens fit{}",
+        format_size(*bytes), format_size(*budget),
+        would_fit(remedies, "Lower -c, use a smaller KV type (--kv-type), or free memory")
     )]
     ContextDoesNotFit {
         /// Tokens asked for.
@@ -107,11 +108,14 @@ pub enum Error {
         budget: u64,
         /// Tokens that fit.
         fits: u64,
+        /// Plans near this one that do fit, as options and what they give.
+        remedies: Vec<String>,
     },
     /// Weights and scratch alone are more than a device has free.
     #[error(
-        "{device}: the model needs {} beside its KV cache ({needed} bytes), and {} is free ({free} bytes). Use a smaller quantisation, more devices (--device), or free memory",
-        format_size(*needed), format_size(*free)
+        "{device}: the model needs {} beside its KV cache ({needed} bytes), and {} is free ({free} bytes){}",
+        format_size(*needed), format_size(*free),
+        would_fit(remedies, "Use a smaller quantisation, more devices (--device), or free memory")
     )]
     ModelDoesNotFit {
         /// The device.
@@ -120,6 +124,8 @@ pub enum Error {
         needed: u64,
         /// Bytes free.
         free: u64,
+        /// What would fit, as options and what they give.
+        remedies: Vec<String>,
     },
     /// The device cannot run an op of the model.
     #[error(
@@ -198,4 +204,12 @@ pub enum Error {
     /// An earlier failure left the model unusable.
     #[error("the model stopped after an earlier failure: {0}")]
     Poisoned(String),
+}
+
+/// The end of a refusal: what would fit, one a line, or advice where nothing was found.
+fn would_fit(remedies: &[String], advice: &str) -> String {
+    if remedies.is_empty() {
+        return format!(". {advice}");
+    }
+    format!(". What would fit:\n  {}", remedies.join("\n  "))
 }

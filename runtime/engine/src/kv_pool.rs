@@ -2,6 +2,8 @@
 
 use crate::alloc::alloc;
 use crate::memory::kv::KvShape;
+use crate::memory::tiling::TileSpec;
+use crate::runtime::Runtime;
 use crate::{Error, Result};
 use std::sync::Arc;
 use tegula_plugin::{Buffer, BufferDesc, BufferUsage, Device, KvGroup};
@@ -9,18 +11,33 @@ use tegula_plugin::{Buffer, BufferDesc, BufferUsage, Device, KvGroup};
 /// One stage's part of the cache: the layers it runs.
 #[derive(Debug)]
 pub(crate) struct StageKv {
+    runtime: Runtime,
     device: Device,
     shape: KvShape,
     buffer_type: u32,
     group: KvGroup,
-    n_segments: u32,
+    /// What a chunk may have: the plan's limit until the device fails below it.
+    max_size: u64,
 }
 
 impl StageKv {
-    pub(crate) fn new(device: &Device, shape: KvShape, buffer_type: u32) -> Self {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        device: &Device,
+        shape: KvShape,
+        buffer_type: u32,
+    ) -> Self {
         let n_layers = u32::try_from(shape.layers.len()).unwrap_or(u32::MAX);
         let group = KvGroup::new(device, shape.block_len, n_layers);
-        Self { device: device.clone(), shape, buffer_type, group, n_segments: 0 }
+        let max_size = shape.max_size();
+        Self {
+            runtime: runtime.clone(),
+            device: device.clone(),
+            shape,
+            buffer_type,
+            group,
+            max_size,
+        }
     }
 
     /// The segments as a run is given them; `None` for a stage without a KV cache.
@@ -28,36 +45,49 @@ impl StageKv {
         (!self.shape.layers.is_empty()).then_some(&self.group)
     }
 
-    /// Allocates segments as planned until blocks `0..n_blocks` exist. Nothing of a segment is kept if one of its chunks fails.
+    /// Allocates segments until blocks `0..n_blocks` exist, as planned unless the device breaks its word about `max_size`: then in smaller
+    /// chunks, which is said, and remembered for later plans. Nothing of a segment is kept if one of its chunks fails.
     fn grow_to(&mut self, n_blocks: u32) -> Result<()> {
         while self.group().is_some() && self.group.n_blocks() < n_blocks {
-            let packing = self.shape.pack_segment(self.n_segments)?;
-            let mut chunks: Vec<Arc<Buffer>> = Vec::with_capacity(packing.chunks.len());
-            for size in &packing.chunks {
-                let desc = BufferDesc {
-                    size: *size,
-                    buffer_type: self.buffer_type,
-                    usage: BufferUsage::KV,
-                };
-                chunks.push(Arc::new(alloc(&self.device, &desc)?));
+            match self.push_segment() {
+                Err(Error::Alloc { device, buffer_type, asked, learned: Some(limit), source })
+                    if self.shape.segment_blocks_under(limit) > 0 =>
+                {
+                    log::warn!(
+                        "{device}: {asked} bytes failed below the limit it states ({source}); KV chunks of at most {limit} bytes are tried"
+                    );
+                    self.runtime.learn(&device, buffer_type, limit);
+                    self.max_size = limit;
+                }
+                other => other?,
             }
-            let tiles: Vec<_> = packing
-                .tiles
-                .iter()
-                .filter_map(|tile| {
-                    let chunk = Arc::clone(chunks.get(tile.chunk)?);
-                    Some((chunk, tile.offset..tile.offset + tile.size))
-                })
-                .collect();
-            self.group.push_segment(self.shape.blocks_of(self.n_segments), &tiles)?;
-            self.n_segments += 1;
-            log::debug!(
-                "KV segment {} of {} on {}",
-                self.n_segments,
-                self.shape.n_segments(),
-                self.device.info().id()
-            );
         }
+        Ok(())
+    }
+
+    fn push_segment(&mut self) -> Result<()> {
+        let first = self.group.n_blocks();
+        let left = self.shape.n_blocks.saturating_sub(first);
+        let n_blocks = self.shape.segment_blocks_under(self.max_size).min(left);
+        let packing = self.shape.pack_blocks(first, n_blocks, self.max_size)?;
+        let mut chunks: Vec<Arc<Buffer>> = Vec::with_capacity(packing.chunks.len());
+        for size in &packing.chunks {
+            let desc =
+                BufferDesc { size: *size, buffer_type: self.buffer_type, usage: BufferUsage::KV };
+            chunks.push(Arc::new(alloc(&self.device, &desc)?));
+        }
+        let tile = |tile: &TileSpec| {
+            let chunk = Arc::clone(chunks.get(tile.chunk)?);
+            Some((chunk, tile.offset..tile.offset + tile.size))
+        };
+        let tiles: Vec<_> = packing.tiles.iter().filter_map(tile).collect();
+        self.group.push_segment(n_blocks, &tiles)?;
+        log::debug!(
+            "KV blocks {first}..{} of {} on {}",
+            first + n_blocks,
+            self.shape.n_blocks,
+            self.device.info().id()
+        );
         Ok(())
     }
 }

@@ -174,8 +174,7 @@ impl Bench<'_> {
         };
         self.rates.host_write = self.rate("write", size, |queue| queue.write(&from, 0, &host));
         self.rates.host_read = self.rate("read", size, |queue| queue.read(&from, 0, &mut host));
-        self.rates.copy =
-            self.rate("copy", size, |queue| queue.copy(&from.whole(), &to.whole()));
+        self.rates.copy = self.rate("copy", size, |queue| queue.copy(&from.whole(), &to.whole()));
         if self.kind.host_access == HostAccess::MAPPED {
             self.rates.mapped_write =
                 self.rate("mapped write", size, |_| from.write_mapped(0, &host));
@@ -306,9 +305,7 @@ fn matmul(dtype: DType, n_rows: u64) -> Result<Program> {
     Ok(b.finish()?)
 }
 
-fn median_seconds(
-    mut work: impl FnMut() -> Result<(), DeviceError>,
-) -> Result<f64, DeviceError> {
+fn median_seconds(mut work: impl FnMut() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
     // The first time pays for pages and caches.
     work()?;
     let mut seconds = Vec::with_capacity(REPEATS);

@@ -5,14 +5,18 @@ use crate::engine::{Engine, Ubatch, Wiring};
 use crate::file::ModelFile;
 use crate::kv_pool::{KvPool, StageKv};
 use crate::memory::plan::Plan;
-use crate::planner::{Bounds, OpenDevice, PlanOptions, Planned, Planner, max_size, value_bytes};
+use crate::planner::{
+    Attempt, Bounds, OpenDevice, PlanOptions, Planned, Planner, max_size, value_bytes,
+};
 use crate::runtime::Runtime;
 use crate::sequence::Sequence;
+use crate::shape::{Quant, Shape};
 use crate::weights::{self, Loader, Progress};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tegula_arch::{ModelInfo, ProgramOptions, Results};
+use tegula_gguf::Gguf;
 use tegula_plugin::{Buffer, BufferDesc, BufferUsage, ScratchDesc};
 use tegula_program::Program;
 use tegula_tokenizer::Tokenizer;
@@ -55,10 +59,11 @@ fn alloc_scratch(open: &OpenDevice, pieces: &[ScratchDesc]) -> Result<Vec<Buffer
 /// The model's program, and the plan for it on the devices that the options select.
 fn plan_model(
     runtime: &Runtime,
-    file: &ModelFile,
+    gguf: &Gguf,
+    arch: &tegula_arch::Model,
     options: &ModelOptions,
 ) -> Result<(Program, Planned)> {
-    let program = file.arch().program(&ProgramOptions {
+    let program = arch.program(&ProgramOptions {
         dtype_k: options.plan.dtype_k,
         dtype_v: options.plan.dtype_v,
         results: Results::Logits,
@@ -68,8 +73,11 @@ fn plan_model(
         let device = runtime.open_device(&entry, options.n_threads)?;
         devices.push(OpenDevice { entry, device });
     }
-    let planner = Planner { runtime, file, program: &program, devices, options: &options.plan };
-    let planned = planner.plan()?;
+    let (selector, n_threads) = (options.device.as_deref(), options.n_threads);
+    let attempt = Attempt { runtime, gguf, arch, devices: devices.clone(), selector, n_threads };
+    let options = &options.plan;
+    let planner = Planner { runtime, gguf, arch, program: &program, devices, options };
+    let planned = planner.plan().map_err(|error| attempt.explain(error, options))?;
     Ok((program, planned))
 }
 
@@ -80,7 +88,21 @@ impl Model {
         path: impl AsRef<Path>,
         options: &ModelOptions,
     ) -> Result<Plan> {
-        Ok(plan_model(runtime, &ModelFile::open(path)?, options)?.1.plan)
+        let file = ModelFile::open(path)?;
+        Ok(plan_model(runtime, file.gguf(), file.arch(), options)?.1.plan)
+    }
+
+    /// What loading a model of this shape would put where. The runtime's caps stand in for a device that is not here: they count even where
+    /// they are greater than what the selected device states.
+    pub fn plan_shape(
+        runtime: &Runtime,
+        shape: &Shape,
+        quant: Quant,
+        options: &ModelOptions,
+    ) -> Result<Plan> {
+        let gguf = shape.gguf(quant)?;
+        let arch = tegula_arch::load(&gguf)?;
+        Ok(plan_model(&runtime.standing_in(), &gguf, &arch, options)?.1.plan)
     }
 
     /// Opens, plans and loads. Where a device fails below the limit it states although memory is free, the limit is halved, remembered by the
@@ -114,7 +136,7 @@ impl Model {
         options: &ModelOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let (program, planned) = plan_model(runtime, &file, options)?;
+        let (program, planned) = plan_model(runtime, file.gguf(), file.arch(), options)?;
         let Planned { plan, devices, stages } = planned;
         log::info!("{} on {}", file.path().display(), plan.device_names());
         let bounds = Bounds {
@@ -146,7 +168,12 @@ impl Model {
                 stage.outputs.iter().map(|id| Ok((*id, value_bytes(&program, *id, bounds)?)));
             let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
             runs.push(wiring.stage(executable, part.device, &stage.inputs, &outputs)?);
-            kv.push(StageKv::new(&open.device, part.kv.clone(), open.entry.info.type_for_kv));
+            kv.push(StageKv::new(
+                runtime,
+                &open.device,
+                part.kv.clone(),
+                open.entry.info.type_for_kv,
+            ));
         }
         let n_vocab = file.arch().info().n_vocab;
         let engine = Engine::new(&wiring, runs, queues, scratch, plan.n_outputs, n_vocab);

@@ -1,7 +1,7 @@
 //! A runtime: the backends found, their devices, and the caps an operator put on them.
 
-use crate::memory::units::parse_size;
 use crate::measure;
+use crate::memory::units::parse_size;
 use crate::selection::{Candidate, Verdict, explain, named, select};
 use crate::{Error, Result};
 use std::num::NonZeroU32;
@@ -66,7 +66,10 @@ impl DeviceCap {
             None => (None, text),
         };
         if device.as_deref() == Some("") {
-            return Err(Error::Option { name, why: format!("`{text}` has no device before the =") });
+            return Err(Error::Option {
+                name,
+                why: format!("`{text}` has no device before the ="),
+            });
         }
         let bytes = parse_size(size).map_err(|source| Error::Size { name, source })?;
         Ok(Self { device, limit, bytes })
@@ -176,7 +179,8 @@ impl Runtime {
     pub fn with_device_caps(mut self, caps: &[DeviceCap]) -> Result<Self> {
         let candidates: Vec<_> = self.devices().iter().map(DeviceEntry::candidate).collect();
         for item in caps.iter().filter_map(|cap| cap.device.as_deref()) {
-            named(item, &candidates).map_err(|why| crate::selection::fault(item, &why, &candidates))?;
+            named(item, &candidates)
+                .map_err(|why| crate::selection::fault(item, &why, &candidates))?;
         }
         self.device_caps = caps.into();
         Ok(self)
@@ -259,12 +263,12 @@ impl Runtime {
         let id = info.id();
         let learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, buffer_type) in (0u32..).zip(&mut info.buffer_types) {
-            buffer_type.max_size = apply(caps.max_buffer.or(caps.memory_limit), buffer_type.max_size);
+            buffer_type.max_size =
+                apply(caps.max_buffer.or(caps.memory_limit), buffer_type.max_size);
             buffer_type.max_size = Caps::apply(caps.memory_limit, buffer_type.max_size, over);
             let limit = learned.iter().find(|l| l.device == id && l.buffer_type == index);
             let limit = limit.filter(|_| !self.stand_in).map(|l| l.limit);
-            buffer_type.max_size =
-                Caps::apply(limit, buffer_type.max_size, FigureSource::MEASURED);
+            buffer_type.max_size = Caps::apply(limit, buffer_type.max_size, FigureSource::MEASURED);
             let max_size = buffer_type.max_size.get();
             if buffer_type.preferred_chunk.get().zip(max_size).is_some_and(|(p, max)| p > max) {
                 buffer_type.preferred_chunk = buffer_type.max_size;
@@ -293,6 +297,24 @@ impl Runtime {
         let candidates: Vec<_> = devices.iter().map(DeviceEntry::candidate).collect();
         let verdicts = explain(&selector, &candidates)?;
         Ok((selector, devices.into_iter().zip(verdicts).collect()))
+    }
+
+    /// Measures how fast a device's memory is, and remembers it for later runs of this user, unless caps made the buffers smaller than the
+    /// device's own figures would: then caches may have helped.
+    ///
+    /// # Errors
+    /// As [`measure::measure`].
+    pub fn measure(&self, entry: &DeviceEntry) -> Result<measure::DeviceRates> {
+        let rates = measure::measure(&self.open_device(entry, 0)?, entry)?;
+        let is_cap = |figure: Figure| figure.source == FigureSource::OVERRIDE;
+        let capped = entry.info.heaps.iter().any(|heap| is_cap(heap.free))
+            || entry.info.buffer_types.iter().any(|kind| is_cap(kind.max_size));
+        if capped {
+            log::warn!("{}: measured under caps, so not remembered", entry.id());
+        } else if let Err(error) = measure::Cache::add(&rates) {
+            log::warn!("{}: what was measured is not remembered: {error}", entry.id());
+        }
+        Ok(rates)
     }
 
     /// Opens a device for work. `n_threads` 0 leaves the number of host threads to the backend.

@@ -191,11 +191,7 @@ pub(crate) fn fault(item: &str, why: &str, candidates: &[Candidate]) -> Error {
     }
 }
 
-fn exclude(
-    candidates: &[Candidate],
-    excluded: &[(&str, usize)],
-    verdicts: &mut [Option<Verdict>],
-) {
+fn exclude(candidates: &[Candidate], excluded: &[(&str, usize)], verdicts: &mut [Option<Verdict>]) {
     for (index, (candidate, verdict)) in candidates.iter().zip(verdicts).enumerate() {
         let itself = excluded.iter().find(|(_, other)| *other == index);
         let twin = excluded.iter().find_map(|(item, other)| {
@@ -466,7 +462,9 @@ mod tests {
                     Verdict::OnlyWhenNamed => "named".into(),
                     Verdict::TwinOf { device } => format!("twin {device}"),
                     Verdict::Excluded { item } => format!("not {item}"),
-                    Verdict::TwinOfExcluded { device, item } => format!("twin of {device} not {item}"),
+                    Verdict::TwinOfExcluded { device, item } => {
+                        format!("twin of {device} not {item}")
+                    }
                     Verdict::NotListed => "unlisted".into(),
                 })
                 .collect();

@@ -213,6 +213,11 @@ impl Backend {
         self.inner.plugin.revision
     }
 
+    /// The oldest and the newest revision that the plugin speaks.
+    pub fn revisions(&self) -> (u32, u32) {
+        self.inner.plugin.revisions
+    }
+
     /// Its devices as they were when it was opened. May be empty. A device's place in this list is not its index: see
     /// [`DeviceInfo::index`].
     pub fn devices(&self) -> &[DeviceInfo] {

@@ -8,6 +8,10 @@
 //! count is capped, and nothing is mapped. A file that changes between this look and `dlopen` is not defended against: who can
 //! write to a plugin folder can run code in the host anyway.
 
+mod exports;
+
+pub use exports::exported_symbols;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -439,6 +443,8 @@ mod tests {
                 assert_eq!(elf.exports, exports, "{style}: {symbol}");
                 assert!(elf.needed.iter().all(|n| n.contains(".so")), "{:?}", elf.needed);
             }
+            let exports = exported_symbols(&dir.path().join("x.so")).unwrap();
+            assert_eq!(exports, ["one", "two"], "{style}");
         }
     }
 
@@ -468,6 +474,11 @@ mod tests {
                     bytes[at..end].fill(value);
                 }
                 refused += u32::from(inspect_bytes(&bytes, "one").is_err());
+                // A wrong list is all that damage may lead to.
+                if round % 16 == 0 {
+                    std::fs::write(dir.path().join("damaged.so"), &bytes).unwrap();
+                    drop(exported_symbols(&dir.path().join("damaged.so")));
+                }
             }
             assert!(refused > 300, "only {refused} of 3000 damaged files were noticed");
         }

@@ -45,7 +45,7 @@ pub mod search;
 pub use backend::{Backend, FaultyDevice};
 pub use buffer::{Buffer, BufferDesc, BufferSpan};
 pub use device::{Device, DeviceOptions, WeightDesc, WeightLayout};
-pub use elf::ElfError;
+pub use elf::{ElfError, exported_symbols};
 pub use error::{DeviceError, DeviceErrorKind, SkipReason};
 pub use executable::{CompileOptions, Executable, ExecutableMemory, Tile, WeightBinding};
 pub use info::{BufferType, DeviceInfo, Heap};
@@ -55,6 +55,6 @@ pub use registry::{Registry, RegistryOptions, Skipped};
 pub use run::{BlockTable, InputData, KvGroup, OutputData, RunArgs, SeqSpan};
 pub use search::{Origin, SearchPath};
 pub use tegula_abi::{
-    BufferUsage, DeviceKind, Figure, FigureSource, FigureState, HeapKind, HostAccess, POOL_HOST,
-    ScratchDesc, weight_use,
+    BufferUsage, DeviceKind, ENTRY_SYMBOL, Figure, FigureSource, FigureState, HeapKind, HostAccess,
+    LAYOUT_SYMBOL, POOL_HOST, REVISION, REVISION_MIN, ScratchDesc, weight_use,
 };

@@ -11,26 +11,36 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct FileMap {
     map: memmap2::Mmap,
+    len: usize,
 }
 
 impl FileMap {
+    /// The unit that the system maps in; the mapping is a whole number of it.
+    pub const PAGE: u64 = 4096;
+
     /// Maps `path`.
     ///
     /// # Errors
     /// What the system says: no such file, no permission, not a file that can be mapped.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let file = File::open(path)?;
+        let too_large = |_| std::io::Error::other("the file is larger than the address space");
+        let len = usize::try_from(file.metadata()?.len()).map_err(too_large)?;
+        // The system maps whole pages; the rest of the last one reads as zeros, and devices that import whole units need it.
+        let whole = len.checked_next_multiple_of(Self::PAGE as usize);
+        let whole = whole.ok_or_else(|| std::io::Error::other("the file is too large"))?;
         // SAFETY: the mapping is read-only and private to this struct; that nobody shortens the file is the documented condition that no program can check.
-        let map = unsafe { memmap2::Mmap::map(&file) }?;
-        Ok(Self { map })
+        let map = unsafe { memmap2::MmapOptions::new().len(whole).map(&file) }?;
+        Ok(Self { map, len })
     }
 
     /// The file's bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        self.map.get(..self.len).unwrap_or(&self.map)
     }
 }
 
+/// All of the mapping: the file's bytes, and zeros to the end of the last page.
 impl AsRef<[u8]> for FileMap {
     fn as_ref(&self) -> &[u8] {
         &self.map

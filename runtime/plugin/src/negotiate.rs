@@ -23,6 +23,8 @@ pub(crate) struct Plugin {
     pub(crate) description: String,
     pub(crate) path: PathBuf,
     pub(crate) revision: u32,
+    /// Oldest and newest that it speaks.
+    pub(crate) revisions: (u32, u32),
     pub(crate) backend: BackendTable,
     pub(crate) device: DeviceTable,
     /// What the tables point into; the strings above are copies.
@@ -165,7 +167,18 @@ pub(crate) fn negotiate(
             abi::read_sized(backend.device).ok_or_else(|| table_fault(backend.device, "device"))?;
         check_functions(&backend, &device)?;
         let path = path.to_owned();
-        Ok(Plugin { id, version, description, path, revision, backend, device, _library: library })
+        let revisions = (answer.revision_min, answer.revision_max);
+        Ok(Plugin {
+            id,
+            version,
+            description,
+            path,
+            revision,
+            revisions,
+            backend,
+            device,
+            _library: library,
+        })
     }
 }
 

@@ -64,7 +64,8 @@ fn identity_and_limits() {
     assert_eq!((info.kind, info.heaps[0].pool), (DeviceKind::CPU, POOL_HOST));
     assert!(info.contradictions.is_empty(), "{info:?}");
     let heaps = device.heaps().unwrap();
-    assert!(heaps[0].free.get().unwrap() > 0);
+    assert!(heaps[0].total.get().unwrap() > 0);
+    assert_eq!(heaps[0].free.get(), None);
     let most = info.buffer_types[0].max_size.get().unwrap();
     let error = device.alloc(&desc(most + 1)).unwrap_err();
     assert_eq!(

@@ -27,7 +27,9 @@ typedef struct { TegulaOpCode code; uint32_t a, b, out; float factor; } Step;
 /* A value's place: an input, an output, both through `slot`, or a piece of scratch. */
 typedef enum { PLACE_NONE, PLACE_INPUT, PLACE_OUTPUT, PLACE_SCRATCH } Place;
 struct TegulaExecutableHandle {
-    size_t n_values, n_steps;
+    size_t n_values, n_steps, n_outputs;
+    /* The value of each output; one value may be several outputs. */
+    uint32_t outputs[MAX_VALUES];
     Place place[MAX_VALUES];
     size_t slot[MAX_VALUES];
     int64_t rows[MAX_VALUES], width[MAX_VALUES];
@@ -119,15 +121,17 @@ static uint64_t pages(int name) {
 
 static TegulaStatus heap_info(const TegulaBackendHandle *backend, uint32_t index, uint32_t heap, TegulaHeapInfo *out, TegulaErrorRecord *err) {
     TegulaHeapInfo info = {0};
-    uint64_t total = pages(_SC_PHYS_PAGES), free_now = pages(_SC_AVPHYS_PAGES);
+    uint64_t total = pages(_SC_PHYS_PAGES);
     (void)backend;
     if (index != 0 || heap != 0) return fail(err, TEGULA_STATUS_NOT_FOUND, "there is one heap");
     info.struct_size = sizeof info;
     info.kind = TEGULA_HEAP_KIND_HOST;
     info.pool = TEGULA_POOL_HOST;
-    /* Zeroed figures say "unknown", which is what to say where the system does not answer. */
+    /*
+     * Zeroed figures say "unknown", which is what to say where the system does not answer. What is free stays so:
+     * _SC_AVPHYS_PAGES leaves out what the system would give up for us, and may not move when we take and give.
+     */
     if (total > 0) info.total = known(total, TEGULA_FIGURE_SOURCE_DRIVER);
-    if (free_now > 0) info.free = known(free_now, TEGULA_FIGURE_SOURCE_DRIVER);
     return answer(out, &info, sizeof info, err);
 }
 
@@ -277,7 +281,7 @@ static TegulaStatus program_compile(const TegulaDeviceHandle *device, const Tegu
     TegulaExecutableHandle *executable;
     size_t i, n_scratch = 0;
     (void)device, (void)options, (void)weights;
-    if (program->values.len > MAX_VALUES) return fail(err, TEGULA_STATUS_UNSUPPORTED, "too many values");
+    if (program->values.len > MAX_VALUES || program->outputs.len > MAX_VALUES) return fail(err, TEGULA_STATUS_UNSUPPORTED, "too many values");
     for (i = 0; i < program->ops.len; i++)
         if (!runs(program, AT(program->ops, TegulaOp, i))) return fail(err, TEGULA_STATUS_UNSUPPORTED, "runs add, mul and scale over f32 only");
     executable = calloc(1, sizeof *executable);
@@ -288,6 +292,8 @@ static TegulaStatus program_compile(const TegulaDeviceHandle *device, const Tegu
     }
     executable->n_values = program->values.len;
     executable->n_steps = program->ops.len;
+    executable->n_outputs = program->outputs.len;
+    memcpy(executable->outputs, program->outputs.ptr, program->outputs.len * sizeof *executable->outputs);
     for (i = 0; i < program->values.len; i++) {
         const TegulaValue *value = AT(program->values, TegulaValue, i);
         executable->rows[i] = value->dims[0];
@@ -377,6 +383,16 @@ static TegulaStatus queue_run(TegulaQueueHandle *queue, TegulaExecutableHandle *
             else if (step->code == TEGULA_OP_CODE_MUL) out[i] = a[i] * b[i % n_b];
             else out[i] = a[i] * step->factor;
         }
+    }
+    /* Steps write a value to the first output that it is; the others get a copy. */
+    for (i = 0; i < executable->n_outputs; i++) {
+        uint32_t id = executable->outputs[i];
+        const TegulaBinding *binding = AT(args->outputs, TegulaBinding, i);
+        uint8_t *to = binding->host != NULL ? binding->host : range_bytes(binding->range);
+        const float *from = elements(executable, args, id);
+        size_t n = (size_t)extent(executable->rows[id], args->n_tokens, args->n_outputs) * (size_t)extent(executable->width[id], args->n_tokens, args->n_outputs);
+        if (from == NULL || to == NULL) return fail(err, TEGULA_STATUS_INVALID_ARGUMENT, "a binding without memory");
+        if (to != (const uint8_t *)(const void *)from) memcpy(to, from, n * sizeof(float));
     }
     *fence = ++queue->fence;
     return TEGULA_STATUS_OK;

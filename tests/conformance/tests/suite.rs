@@ -3,6 +3,7 @@
 #![allow(clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 
 use tegula_conformance::{Expectations, GROUPS, Report, check_group};
+use tegula_conformance_tests::expectations;
 use tegula_plugin::{Backend, Registry, RegistryOptions};
 
 /// What everything is measured against.
@@ -28,7 +29,7 @@ fn check(id: &str, run: impl Fn(&Backend, u32, &Backend, &Expectations) -> Repor
         eprintln!("SKIPPED: backend `{id}` finds no device");
     }
     for device in backend.devices() {
-        let report = run(backend, device.index, oracle, &Expectations::of(id));
+        let report = run(backend, device.index, oracle, &expectations(id));
         assert!(!report.verdicts.is_empty(), "nothing was checked");
         for skipped in report.skipped() {
             eprintln!("SKIPPED: {}: {skipped}", device.id());

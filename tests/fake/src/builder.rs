@@ -49,6 +49,13 @@ impl Fake {
         self
     }
 
+    /// Around another plugin than the reference backend's.
+    #[must_use]
+    pub fn inner(mut self, plugin: &Path) -> Self {
+        self.config.inner = Some(plugin.to_owned());
+        self
+    }
+
     /// With one more device.
     #[must_use]
     pub fn device(mut self, device: DeviceConfig) -> Self {
@@ -86,7 +93,7 @@ impl Fake {
             config.inner = Some(reference_plugin()?);
         }
         if !plugin.exists() {
-            std::fs::copy(built(OWN_FILE)?, &plugin)?;
+            std::fs::copy(built_plugin(OWN_FILE)?, &plugin)?;
         }
         let text = serde_json::to_string_pretty(&config).map_err(io::Error::other)?;
         std::fs::write(config_beside(&plugin), text)?;
@@ -106,11 +113,14 @@ pub(crate) fn config_beside(plugin: &Path) -> PathBuf {
 /// # Errors
 /// NotFound if it is not built.
 pub fn reference_plugin() -> io::Result<PathBuf> {
-    built(INNER_FILE)
+    built_plugin(INNER_FILE)
 }
 
 /// A library that cargo built, from the folder of the running test: the plain name there is the newest.
-fn built(file: &str) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// NotFound if it is not built.
+pub fn built_plugin(file: &str) -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let folders = program.ancestors().skip(1).take(2);
     let found = folders.map(|dir| dir.join(file)).find(|path| path.is_file());

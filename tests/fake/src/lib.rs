@@ -63,7 +63,7 @@ mod queue;
 mod statement;
 mod stats;
 
-pub use builder::{Fake, Installed, reference_plugin};
+pub use builder::{Fake, Installed, built_plugin, reference_plugin};
 pub use config::{
     BufferTypeConfig, Code, Config, DeviceConfig, Fault, FaultKind, Fig, GIB, HeapConfig, KIB,
     LayoutConfig, MIB, Point, Refusal, TypeFor, Wrong,

@@ -1,6 +1,11 @@
 //! Plugins of other revisions and with other structs: used where that is safe, refused with both numbers where it is not.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
 #![expect(unsafe_code, reason = "opens the plugin as a C host would")]
 
 mod common;

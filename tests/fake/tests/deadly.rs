@@ -1,7 +1,12 @@
 //! Plugins that end the process or never return. Each is met by a child process, which tells what a host meets; and the variable that
 //! names a configuration, which is a process's.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
 
 mod common;
 

@@ -1,6 +1,11 @@
 //! What devices state, true or not: believed where it can be, bounded where it cannot, and held against what they do.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
 
 mod common;
 
@@ -35,6 +40,20 @@ fn a_plain_fake_is_the_inner_backend() {
     assert_eq!(ours.buffer_types, theirs.buffer_types);
     assert_eq!(ours.heaps[0].total, theirs.heaps[0].total);
     assert_works(&open(&registry, 0).unwrap(), "a plain fake");
+}
+
+/// The fake wraps a fast backend as well, where a test needs the speed or that backend's own ways.
+#[test]
+fn around_another_plugin() {
+    let Ok(cpu) = built_plugin("libtegula_cpu.so") else {
+        eprintln!("SKIPPED: libtegula_cpu.so is not built");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new().inner(&cpu).device(DeviceConfig::gpu("A", GIB)).install(dir.path());
+    let fake = fake.unwrap();
+    assert_works(&open(&load(&[&fake.plugin]), 0).unwrap(), "around the fast backend");
+    assert_clean(&fake, "around the fast backend");
 }
 
 /// Identity crosses as it is stated: whoever tells two cards apart, or finds one twice, depends on it.

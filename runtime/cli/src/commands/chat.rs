@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
     let sampling = args.sample.options();
     let seed = args.sample.drawn_seed(&sampling);
     let mut sampler = Sampler::new(sampling)?;
-    let (model, load) = output::load(&args.load.model, &args.load.options(1))?;
+    let (model, load) = output::load(&args.load, 1)?;
     let template = template_of(model.file())?;
     output::catch_ctrl_c()?;
     let terminal = std::io::stdin().is_terminal();

@@ -6,7 +6,11 @@ use crate::output;
 use crate::table::{table, terminal_width};
 use anyhow::Result;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use tegula::measure::DeviceRates;
 use tegula::memory::plan::FigureReport;
+use tegula::memory::units::format_size;
+use tegula::selection::Verdict;
 use tegula::{DeviceEntry, Runtime, format_uuid};
 
 #[derive(Serialize)]
@@ -47,6 +51,20 @@ struct DeviceReport {
     heaps: Vec<HeapReport>,
     buffer_types: Vec<BufferTypeReport>,
     contradictions: Vec<String>,
+    /// With --why: what each selector decides on it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    why: Vec<DecisionReport>,
+    /// With --measure: bytes a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<DeviceRates>,
+}
+
+#[derive(Serialize)]
+struct DecisionReport {
+    selector: String,
+    /// Whether it is used, and as which of the devices to use, from 1.
+    place: Option<usize>,
+    reason: String,
 }
 
 #[derive(Serialize)]
@@ -83,9 +101,58 @@ struct SearchedReport {
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
-    let runtime = output::runtime()?;
-    let report = report(&runtime);
+    let runtime = output::runtime(&[])?;
+    let measured = if args.measure { measure(&runtime, args)? } else { BTreeMap::new() };
+    let mut report = report(&runtime);
+    let devices = report.backends.iter_mut().flat_map(|backend| &mut backend.devices);
+    let why = if args.why { decisions(&runtime, args)? } else { Vec::new() };
+    for device in devices {
+        device.measured = measured.get(&device.id).cloned();
+        for (selector, verdicts) in &why {
+            let verdict = verdicts.iter().find(|(entry, _)| entry.id() == device.id);
+            device.why.extend(verdict.map(|(_, verdict)| decision(selector, verdict)));
+        }
+    }
     if args.json { output::print_json(&report) } else { output::print(&text(&report)) }
+}
+
+/// Measures the devices that are asked for, all of them by default, and says on stderr which.
+fn measure(runtime: &Runtime, args: &DevicesArgs) -> Result<BTreeMap<String, DeviceRates>> {
+    let entries = match &args.device {
+        Some(selector) => runtime.select(Some(selector))?,
+        None => runtime.devices(),
+    };
+    let mut out = BTreeMap::new();
+    for entry in entries {
+        eprintln!("measuring {} ...", entry.id());
+        match runtime.measure(&entry) {
+            Ok(rates) => drop(out.insert(entry.id(), rates)),
+            Err(error) => log::warn!("{}: {error}", entry.id()),
+        }
+    }
+    Ok(out)
+}
+
+/// What `auto` decides, and the selector in force where that is another.
+fn decisions(
+    runtime: &Runtime,
+    args: &DevicesArgs,
+) -> Result<Vec<(String, Vec<(DeviceEntry, Verdict)>)>> {
+    let auto = runtime.explain(Some("auto"))?;
+    let asked = runtime.explain(args.device.as_deref())?;
+    let mut out = vec![auto];
+    if asked.0 != "auto" {
+        out.push(asked);
+    }
+    Ok(out)
+}
+
+fn decision(selector: &str, verdict: &Verdict) -> DecisionReport {
+    let place = match verdict {
+        Verdict::Taken { place, .. } => Some(place + 1),
+        _ => None,
+    };
+    DecisionReport { selector: selector.to_owned(), place, reason: verdict.to_string() }
 }
 
 fn report(runtime: &Runtime) -> Report {
@@ -160,6 +227,8 @@ fn device(entry: &DeviceEntry) -> DeviceReport {
             })
             .collect(),
         contradictions: info.contradictions.clone(),
+        why: Vec::new(),
+        measured: None,
     }
 }
 
@@ -224,21 +293,57 @@ fn device_text(device: &DeviceReport) -> String {
         .iter()
         .map(|kind| {
             let size = sourced(&kind.max_size);
-            vec![kind.name.clone(), kind.heap.to_string(), size, kind.host_access.clone()]
+            let read = match kind.read_bandwidth.value {
+                Some(rate) => format!("{} ({})", per_second(rate), kind.read_bandwidth.source),
+                None => kind.read_bandwidth.state.clone(),
+            };
+            vec![kind.name.clone(), kind.heap.to_string(), size, kind.host_access.clone(), read]
         })
         .collect();
     let tables = [
         table(&["heap", "free", "total"], &heaps, &[], width),
-        table(&["buffer type", "heap", "max_size", "host access"], &types, &[], width),
+        table(&["buffer type", "heap", "max_size", "host access", "read"], &types, &[], width),
+        device.measured.as_ref().map(|rates| rates_text(rates, width)).unwrap_or_default(),
     ];
     for line in tables.iter().flat_map(|table| table.lines()) {
         out.push_str("\n    ");
         out.push_str(line);
     }
+    for decision in &device.why {
+        out.push_str(&format!("\n    {}: {}", decision.selector, decision.reason));
+    }
     for contradiction in &device.contradictions {
         out.push_str(&format!("\n    contradiction: {contradiction}"));
     }
     out
+}
+
+/// What was measured, type by type, and what could not be.
+fn rates_text(rates: &DeviceRates, width: Option<usize>) -> String {
+    let rate = |rate: Option<u64>| rate.map_or("-".to_owned(), per_second);
+    let rows: Vec<Vec<String>> = rates
+        .types
+        .iter()
+        .map(|t| {
+            let mut row = vec![t.buffer_type.clone(), format_size(t.size)];
+            let rates = [t.device_read, t.copy, t.host_write, t.host_read];
+            row.extend(rates.into_iter().chain([t.mapped_write, t.mapped_read]).map(rate));
+            row
+        })
+        .collect();
+    let header =
+        ["measured", "with", "device read", "copy", "write", "read", "mapped write", "mapped read"];
+    let mut out = table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7], width);
+    for kind in &rates.types {
+        for note in &kind.notes {
+            out.push_str(&format!("\n{}: {note}", kind.buffer_type));
+        }
+    }
+    out
+}
+
+fn per_second(bytes: u64) -> String {
+    format!("{:.1} GB/s", bytes as f64 / 1e9)
 }
 
 /// A figure with its source, always: this table is where numbers are checked.

@@ -23,7 +23,7 @@ struct Position {
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
     let n_outputs = if args.last || args.one_by_one { 1 } else { ROWS };
-    let (model, _) = output::load(&args.load.model, &args.load.options(n_outputs))?;
+    let (model, _) = output::load(&args.load, n_outputs)?;
     output::catch_ctrl_c()?;
     let mut positions = Vec::new();
     let mut sequence = model.sequence();

@@ -3,22 +3,31 @@
 use crate::args::PlanArgs;
 use crate::table::{printable, table, terminal_width, wrap};
 use crate::{models, output};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
-use tegula::Model;
 use tegula::memory::plan::{ChunkReport, FigureReport, HeapReport, PlanReport};
 use tegula::memory::units::format_size;
+use tegula::{Model, Shape};
 
 /// Columns of a bar at most, and the fewest that say anything.
 const BAR_MAX: usize = 24;
 const BAR_MIN: usize = 5;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    let plan = Model::plan_only(
-        &output::runtime()?,
-        models::find(&args.load.model)?,
-        &args.load.options(1),
-    )?;
+    let runtime = output::runtime(&args.load.caps())?;
+    let options = args.load.options(1);
+    let plan = match (&args.shapes, &args.model) {
+        (Some(name), _) => Model::plan_shape(&runtime, &Shape::find(name)?, args.quant, &options)?,
+        (None, Some(model)) => Model::plan_only(&runtime, models::find(model)?, &options)?,
+        (None, None) => bail!("no model: give a MODEL or --shapes NAME"),
+    };
+    if let Some(path) = &args.svg {
+        let svg = plan.report.to_svg();
+        if path.as_os_str() == "-" {
+            return output::print(svg.trim_end());
+        }
+        return std::fs::write(path, svg).with_context(|| format!("--svg: {}", path.display()));
+    }
     if args.json {
         output::print_json(&plan.report)
     } else {

@@ -12,7 +12,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     // Before the model is loaded, so that wrong settings are told at once.
     let sampling = args.sample.options();
     let mut sampler = Sampler::new(sampling)?;
-    let (model, load) = output::load(&args.load.model, &args.load.options(1))?;
+    let (model, load) = output::load(&args.load, 1)?;
     let prompt = prompt(&model, &text, args.chat)?;
     let options = GenerateOptions {
         n_predict: args.sample.n_predict,

@@ -90,6 +90,7 @@ fn does_not_fit(asked: u64, fits: Option<Fit>) -> Error {
         per_token: fit.per_token,
         budget: fit.budget,
         fits: fit.tokens,
+        remedies: Vec::new(),
     }
 }
 

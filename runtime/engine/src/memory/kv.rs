@@ -107,9 +107,14 @@ impl KvShape {
             .ok_or_else(|| Error::Overflow { what: "the bytes of the KV cache".into() })
     }
 
-    /// The tiles of segment `index`: for each layer keys, then values, as one indivisible item each.
+    /// The tiles of segment `index` as planned: for each layer keys, then values, as one indivisible item each.
     pub fn pack_segment(&self, index: u32) -> Result<Packing, Error> {
-        let n_blocks = u64::from(self.blocks_of(index));
+        let first = index.saturating_mul(self.segment_blocks);
+        self.pack_blocks(first, self.blocks_of(index), self.limits.max_size)
+    }
+
+    /// The tiles of a segment of `n_blocks` blocks from `first` on, in chunks of at most `max_size`.
+    pub fn pack_blocks(&self, first: u32, n_blocks: u32, max_size: u64) -> Result<Packing, Error> {
         let mut items = Vec::with_capacity(self.layers.len() * 2);
         for (i, layer) in self.layers.iter().enumerate() {
             let (k, v) = layer.block_bytes(self.block_len).ok_or_else(|| Error::Overflow {
@@ -117,18 +122,31 @@ impl KvShape {
             })?;
             for (side, block) in [("k", k), ("v", v)] {
                 items.push(Item {
-                    name: format!("kv.{i}.{side}[{index}]"),
+                    name: format!("kv.{i}.{side}[{first}]"),
                     n_rows: 1,
                     rows_per_group: 1,
                     group_bytes: block
-                        .checked_mul(n_blocks)
-                        .ok_or_else(|| Error::Overflow { what: format!("KV segment {index}") })?,
+                        .checked_mul(u64::from(n_blocks))
+                        .ok_or_else(|| Error::Overflow { what: format!("{n_blocks} KvBlocks") })?,
                     alignment: self.alignment,
                 });
             }
         }
         // All tiles of a segment live and die together, so they share chunks up to the limit itself.
-        pack(&items, ChunkLimits { preferred: self.limits.max_size, ..self.limits })
+        pack(&items, ChunkLimits { max_size, preferred: max_size })
+    }
+
+    /// Blocks of a segment such that a layer's tile fits `max_size`; 0 if not even one block's does.
+    pub fn segment_blocks_under(&self, max_size: u64) -> u32 {
+        let side =
+            |layer: &KvLayer| layer.block_bytes(self.block_len).map_or(u64::MAX, |(k, v)| k.max(v));
+        let widest = self.layers.iter().map(side).max().unwrap_or(0).max(1);
+        u32::try_from(max_size / widest).unwrap_or(u32::MAX).min(self.segment_blocks)
+    }
+
+    /// The limit that chunks are planned under.
+    pub fn max_size(&self) -> u64 {
+        self.limits.max_size
     }
 }
 

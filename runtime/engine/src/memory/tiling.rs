@@ -27,6 +27,15 @@ impl Item {
         self.n_rows.div_ceil(self.rows_per_group.max(1))
     }
 
+    /// Groups after which the next one is aligned as the first is.
+    fn groups_per_alignment(&self) -> u64 {
+        let (mut a, mut b) = (self.alignment.max(1), self.group_bytes.max(1));
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        self.alignment.max(1) / a
+    }
+
     /// Bytes of the whole item.
     pub fn bytes(&self) -> Result<u64, Error> {
         self.n_groups()
@@ -151,14 +160,18 @@ fn aligned(offset: u64, alignment: u64) -> u64 {
 const FILE_GAP_MAX: u64 = 64 << 10;
 
 /// Cuts the mapped range of a file into chunks that the device reads in place. `begins` are the items' first bytes in the file, rising;
-/// chunks begin at multiples of `import_alignment` and may overlap by less than that.
+/// chunks begin at multiples of `import_alignment` and their sizes are multiples of it, so neighbours may overlap by less than that. Items
+/// begin at multiples of their alignment ([`Item::alignment`]), and so do their tiles.
 pub fn pack_file(
     items: &[Item],
     begins: &[u64],
     import_alignment: u64,
     limits: ChunkLimits,
 ) -> Result<Packing, Error> {
-    let down = |offset: u64| offset - offset % import_alignment.max(1);
+    let import_alignment = import_alignment.max(1);
+    let down = |offset: u64| offset - offset % import_alignment;
+    // Sizes are rounded up at the end, so the room is what is left when they are.
+    let limits = ChunkLimits { max_size: down(limits.max_size), ..limits };
     let mut out = Packing::default();
     let mut begin_of_chunk = 0u64;
     for (index, (item, begin)) in items.iter().zip(begins).enumerate() {
@@ -181,7 +194,12 @@ pub fn pack_file(
             let n = match room.checked_div(item.group_bytes) {
                 None => item.n_groups() - group,
                 Some(0) => return Err(limits.too_big(item)),
-                Some(n) => n.min(item.n_groups() - group),
+                Some(n) if n >= item.n_groups() - group => item.n_groups() - group,
+                // A cut in the middle must leave the next tile aligned.
+                Some(n) => match n - n % item.groups_per_alignment() {
+                    0 => return Err(limits.too_big(item)),
+                    n => n,
+                },
             };
             let (first_row, size) = (group * item.rows_per_group, n * item.group_bytes);
             let chunk = out.chunks.len() - 1;
@@ -196,6 +214,9 @@ pub fn pack_file(
             out.chunks[chunk] = at - begin_of_chunk + size;
             group += n;
         }
+    }
+    for size in &mut out.chunks {
+        *size = size.next_multiple_of(import_alignment);
     }
     Ok(out)
 }
@@ -237,7 +258,7 @@ mod tests {
             shapes in prop::collection::vec((1u64..200, 1u64..9, 1u64..300, 0u32..7), 1..20),
             max in 300u64..5000,
             preferred in 1u64..5000,
-            import_alignment in prop::sample::select(vec![1u64, 32, 64]),
+            import_alignment in prop::sample::select(vec![1u64, 32, 64, 4096]),
         ) {
             let limits = ChunkLimits { max_size: max, preferred: preferred.min(max) };
             let items: Vec<_> =
@@ -247,17 +268,23 @@ mod tests {
             for tile in &packing.tiles {
                 prop_assert!(tile.offset.is_multiple_of(items[tile.item].alignment));
             }
-            let wide = ChunkLimits { max_size: max + import_alignment, ..limits };
-            let mut at = 7;
+            // Room for one cut that keeps the alignment, beside what rounding begin and size takes.
+            let cut = items.iter().map(|i| i.groups_per_alignment() * i.group_bytes).max();
+            let max_size = (max + cut.unwrap_or(0)).next_multiple_of(import_alignment) + 2 * import_alignment;
+            let wide = ChunkLimits { max_size, ..limits };
+            let mut at = 7u64;
             let mut begins = Vec::new();
             for item in &items {
+                at = at.next_multiple_of(item.alignment);
                 begins.push(at);
                 at += item.bytes().unwrap() + 5;
             }
             let packing = pack_file(&items, &begins, import_alignment, wide).unwrap();
             check(&items, &packing, wide);
+            prop_assert!(packing.chunks.iter().all(|size| size.is_multiple_of(import_alignment)));
             for tile in &packing.tiles {
                 let item = &items[tile.item];
+                prop_assert!((packing.file_begins[tile.chunk] + tile.offset).is_multiple_of(item.alignment));
                 let row_begin = begins[tile.item] + tile.first_row / item.rows_per_group * item.group_bytes;
                 prop_assert_eq!(packing.file_begins[tile.chunk] + tile.offset, row_begin);
             }

@@ -144,6 +144,7 @@ pub(crate) fn devices_of_ops(
     let n_layers = n_layers(program);
     let mut seen_layers = false;
     let mut out = Vec::with_capacity(program.ops.len());
+    let mut missing: Vec<&str> = Vec::new();
     for (i, op) in program.ops.iter().enumerate() {
         seen_layers |= op.layer.is_some();
         // Ops before the layers go with the first, ops after them with the last.
@@ -154,12 +155,17 @@ pub(crate) fn devices_of_ops(
             wanted
         } else {
             // The last devices first: the host's processor stands at the end and can run everything.
-            (0..supports.len()).rev().find(|d| can(*d)).ok_or_else(|| Error::OpsUnsupported {
-                device: names.join(", "),
-                ops: op.kind.name().to_owned(),
-            })?
+            (0..supports.len()).rev().find(|d| can(*d)).unwrap_or_else(|| {
+                missing.push(op.kind.name());
+                wanted
+            })
         };
         out.push(device);
+    }
+    if !missing.is_empty() {
+        missing.sort_unstable();
+        missing.dedup();
+        return Err(Error::OpsUnsupported { device: names.join(", "), ops: missing.join(", ") });
     }
     keep_kv_together(program, &mut out);
     for (i, device) in out.iter().enumerate() {

@@ -116,6 +116,7 @@ impl Budget {
                 device: self.names.get(pool.device).cloned().unwrap_or_default(),
                 needed: pool.taken,
                 free: pool.free.unwrap_or(0),
+                remedies: Vec::new(),
             })?;
             if pool.per_token == 0 {
                 continue;

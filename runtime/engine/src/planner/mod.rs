@@ -6,21 +6,25 @@
 
 mod assign;
 mod budget;
+mod remedies;
 mod report;
 mod stage;
 
 pub use assign::{PlaceRule, Split};
+pub(crate) use remedies::Attempt;
 pub(crate) use stage::{Bounds, max_size, weight_desc};
 
-use crate::file::ModelFile;
+use crate::measure::faster_type;
 use crate::memory::context::{ContextInputs, choose};
 use crate::memory::kv::{KvShape, block_len, bytes_per_token};
 use crate::memory::plan::{Plan, StagePlan};
+use crate::memory::units::format_size;
 use crate::partition::{Stage, partition};
 use crate::runtime::{DeviceEntry, Runtime};
 use crate::{Error, Result};
 use budget::Budget;
 use stage::{Places, plan_memory, plan_weights};
+use tegula_gguf::Gguf;
 use tegula_plugin::{Device, DeviceError, ScratchDesc};
 use tegula_program::ffi::FfiProgram;
 use tegula_program::{DType, Dim, Program};
@@ -65,7 +69,7 @@ impl Default for PlanOptions {
 }
 
 /// A device that a plan may use.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct OpenDevice {
     pub(crate) entry: DeviceEntry,
     pub(crate) device: Device,
@@ -82,7 +86,8 @@ pub(crate) struct Planned {
 /// What a plan is made of.
 pub(crate) struct Planner<'a> {
     pub(crate) runtime: &'a Runtime,
-    pub(crate) file: &'a ModelFile,
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) arch: &'a tegula_arch::Model,
     pub(crate) program: &'a Program,
     pub(crate) devices: Vec<OpenDevice>,
     pub(crate) options: &'a PlanOptions,
@@ -102,6 +107,7 @@ impl Planner<'_> {
     /// The plan, or why there is none.
     pub(crate) fn plan(mut self) -> Result<Planned> {
         let pinned = self.pin_ops()?;
+        self.leave_slow_memory();
         let whole = FfiProgram::new(self.program);
         let supports: Result<Vec<Vec<bool>>, DeviceError> =
             self.devices.iter().map(|d| d.device.supports(&whole)).collect();
@@ -111,7 +117,7 @@ impl Planner<'_> {
         let free: Vec<u64> = self.free_for_split().into_iter().take(n_usable).collect();
         let n_layers = assign::n_layers(self.program);
         let mut counts = assign::first_counts(&self.options.split, n_layers, &free)?;
-        let trained = self.file.arch().info().n_ctx_train.max(1);
+        let trained = self.arch.info().n_ctx_train.max(1);
         let n_ctx = self.options.n_ctx.unwrap_or(trained.min(N_CTX_DRAFT));
         let draft = loop {
             let devices =
@@ -156,6 +162,36 @@ impl Planner<'_> {
         Ok(self.program.ops.iter().map(weights).collect())
     }
 
+    /// Weights are not read from memory that was measured to be far slower than another of the same device that could hold them.
+    fn leave_slow_memory(&mut self) {
+        let bytes = self.weight_bytes();
+        for open in &mut self.devices {
+            let id = open.entry.id();
+            let info = &mut open.entry.info;
+            let advised = info.type_for_weights;
+            let Some(slow) = faster_type(&info.buffer_types, &info.heaps, advised, bytes) else {
+                continue;
+            };
+            let name = |index: u32| {
+                info.buffer_types.get(index as usize).map_or("?", |kind| kind.name.as_str())
+            };
+            log::warn!(
+                "{id}: weights go to buffer type {}, which was measured to be read at {}/s, not to {}, which the backend advises and which is read at {}/s",
+                name(slow.faster),
+                format_size(slow.faster_rate),
+                name(advised),
+                format_size(slow.rate),
+            );
+            info.type_for_weights = slow.faster;
+        }
+    }
+
+    /// Bytes of all tensors that the program reads.
+    fn weight_bytes(&self) -> u64 {
+        let tensors = self.program.weights().filter_map(|(_, value)| self.gguf.tensor(&value.name));
+        tensors.map(tegula_gguf::TensorInfo::n_bytes).fold(0, u64::saturating_add)
+    }
+
     /// Free memory by device for proportions; the host's processor takes no share beside an accelerator.
     fn free_for_split(&self) -> Vec<u64> {
         let is_cpu = |d: &OpenDevice| d.entry.info.kind == tegula_plugin::DeviceKind::CPU;
@@ -182,7 +218,7 @@ impl Planner<'_> {
         for (stage, _) in &stages {
             let places = self.places(stage.device)?;
             let open = self.open(stage.device)?;
-            let gguf = self.file.gguf();
+            let gguf = self.gguf;
             let mmap = self.options.mmap;
             plans.push(StagePlan {
                 device: stage.device,
@@ -278,7 +314,7 @@ impl Planner<'_> {
 
     fn logits_bytes(&self, bounds: Bounds) -> Result<u64> {
         let rows = u64::from(bounds.n_outputs.clamp(1, bounds.n_ubatch.max(1)));
-        rows.checked_mul(u64::from(self.file.arch().info().n_vocab))
+        rows.checked_mul(u64::from(self.arch.info().n_vocab))
             .and_then(|n| n.checked_mul(4))
             .ok_or_else(|| Error::Overflow { what: "the bytes of the logits".into() })
     }
@@ -330,7 +366,7 @@ impl Planner<'_> {
             n_outputs: bounds.n_outputs.clamp(1, bounds.n_ubatch.max(1)),
             logits_bytes: self.logits_bytes(bounds)?,
             activation_bytes: self.activation_bytes(&stages, bounds)?,
-            report: report::empty(self.file, self.program, self.options),
+            report: report::empty(self),
         };
         report::fill(self, &stages, &mut plan)?;
         Ok(Planned { plan, devices: std::mem::take(&mut self.devices), stages })

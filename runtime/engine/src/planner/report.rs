@@ -1,27 +1,25 @@
 //! The plan for people and tools: every chunk with its tiles, heap by heap.
 
+use super::Planner;
 use super::stage::{Place, Places};
-use super::{PlanOptions, Planner};
 use crate::Result;
-use crate::file::ModelFile;
 use crate::memory::kv::{KvShape, bytes_per_token};
 use crate::memory::plan::*;
 use crate::partition::Stage;
-use tegula_gguf::TensorInfo;
 use tegula_plugin::{Heap, POOL_HOST};
 use tegula_program::ffi::FfiProgram;
 use tegula_program::{Program, ValueKind};
 
 /// What can be said before the plan is made.
-pub(super) fn empty(file: &ModelFile, program: &Program, options: &PlanOptions) -> PlanReport {
-    let info = file.arch().info();
-    let tensors = program.weights().filter_map(|(_, value)| file.gguf().tensor(&value.name));
+pub(super) fn empty(planner: &Planner<'_>) -> PlanReport {
+    let Planner { arch, program, options, .. } = planner;
+    let info = arch.info();
     PlanReport {
         model: ModelReport {
-            path: file.path().display().to_string(),
+            path: arch.file().display().to_string(),
             arch: info.arch.to_owned(),
             name: info.name.clone(),
-            tensor_bytes: tensors.map(TensorInfo::n_bytes).sum(),
+            tensor_bytes: planner.weight_bytes(),
             n_params: info.n_params,
         },
         context: ContextReport {

@@ -5,7 +5,7 @@ use crate::memory::tiling::{ChunkLimits, Item, TileSpec, pack, pack_file};
 use crate::partition::Stage;
 use crate::runtime::DeviceEntry;
 use crate::{Error, Result};
-use tegula_gguf::Gguf;
+use tegula_gguf::{Gguf, Shard};
 use tegula_plugin::{
     BufferType, CompileOptions, Device, DeviceError, DeviceErrorKind, ExecutableMemory, Heap,
     WeightDesc, weight_use,
@@ -112,18 +112,23 @@ pub(crate) fn plan_weights(
     for (shard, _, id, value, tensor) in order {
         let desc = weight_desc(&stage.program, id, value);
         let layout = device.weight_layout(&desc)?;
-        let item = Item {
+        let mut item = Item {
             name: value.name.clone(),
             n_rows: desc.n_rows,
             rows_per_group: u64::from(layout.rows_per_group.max(1)),
             group_bytes: layout.group_bytes,
-            alignment: layout.alignment.max(at.buffer_type.alignment).max(1),
+            alignment: layout.alignment.max(1),
         };
-        let importable = mmap && at.buffer_type.import && layout.is_native();
-        let range = gguf.file_range(tensor).map(|(_, range)| range);
+        let usable = |(file, range): &(&Shard, std::ops::Range<u64>)| {
+            mmap && layout.is_native() && is_importable(at, file, range, item.alignment)
+        };
+        let range = gguf.file_range(tensor).filter(usable).map(|(_, range)| range);
         match (range, in_file.get_mut(shard)) {
-            (Some(range), Some(items)) if importable => items.push((item, range.start, id)),
-            _ => allocated.push((item, layout.layout, id)),
+            (Some(range), Some(items)) => items.push((item, range.start, id)),
+            _ => {
+                item.alignment = item.alignment.max(at.buffer_type.alignment);
+                allocated.push((item, layout.layout, id));
+            }
         }
     }
     for (shard, items) in in_file.into_iter().enumerate() {
@@ -139,6 +144,22 @@ pub(crate) fn plan_weights(
         Some(weight_tile(tile, *value, *layout, first))
     }));
     Ok(out)
+}
+
+/// Whether a tensor can be read where the mapped file has it: aligned as its layout asks, and far enough from the file's end that a chunk
+/// of whole import units around it is still inside the mapping, which ends with the page that holds the last byte.
+fn is_importable(
+    at: &Place<'_>,
+    file: &Shard,
+    range: &std::ops::Range<u64>,
+    alignment: u64,
+) -> bool {
+    let unit = at.buffer_type.import_alignment.max(1);
+    let mapped = file.file_len.next_multiple_of(tegula_plugin::FileMap::PAGE);
+    let end = range.end.checked_next_multiple_of(unit);
+    at.buffer_type.import
+        && range.start.is_multiple_of(alignment)
+        && end.is_some_and(|end| end <= mapped)
 }
 
 fn pack_shard(

@@ -30,6 +30,16 @@ fn free(device: &Device, kind: &BufferType) -> Result<Option<u64>> {
     Ok(device.heaps()?.get(kind.heap as usize).and_then(|heap| heap.free.get()))
 }
 
+/// Figures that contradict each other are corrected by the core, and one of them is wrong: no plan should rest on either.
+pub(super) fn no_contradictions(backend: &Backend, index: u32, _: &Backend) -> Result<Outcome> {
+    let notes = backend.device(index).map(|info| info.contradictions.join("; "));
+    match notes {
+        Some(notes) if notes.is_empty() => Ok(PASSED),
+        Some(notes) => wrong(notes),
+        None => wrong(format!("device {index} is not usable")),
+    }
+}
+
 /// One byte more than `max_size`, and far more, are refused with the numbers, whatever is free.
 pub(super) fn one_more(backend: &Backend, index: u32, _: &Backend) -> Result<Outcome> {
     let rig = Rig::open(backend, index)?;

@@ -1,4 +1,4 @@
-//! What is known of each backend: what it does not support, and what it is known to do wrong.
+//! What is known of a backend: what it does not support, and what it is known to do wrong.
 //!
 //! The two lists are never mixed. The first is permanent, and says what a user of the backend cannot have; the second is a list of work and
 //! shrinks. An entry covers all cases whose names begin with its words.
@@ -14,12 +14,6 @@ pub struct Entry {
     pub reason: &'static str,
 }
 
-/// What backends refuse, and rightly so.
-pub const UNSUPPORTED: &[Entry] = &[];
-
-/// What backends are known to do wrong. A case that passes must be taken off the list.
-pub const EXPECTED_FAILURES: &[Entry] = &[];
-
 /// What to expect of the backend under test.
 #[derive(Debug, Clone)]
 pub struct Expectations {
@@ -29,26 +23,18 @@ pub struct Expectations {
 }
 
 impl Expectations {
-    /// Of one of the project's backends: what it refuses must be listed.
-    pub fn of(backend: &str) -> Self {
-        Self::from_lists(backend, UNSUPPORTED, EXPECTED_FAILURES, true)
+    /// Of a backend that is known: what it refuses must be on the first list, what it does wrong on the second. Entries of
+    /// other backends are skipped.
+    pub fn listed(backend: &str, unsupported: &[Entry], failures: &[Entry]) -> Self {
+        let own = |list: &[Entry]| {
+            list.iter().copied().filter(|entry| entry.backend == backend).collect::<Vec<_>>()
+        };
+        Self { unsupported: own(unsupported), failures: own(failures), is_strict: true }
     }
 
     /// Of a backend that nobody knows: whatever it says it does not support is believed.
     pub fn unknown() -> Self {
         Self { unsupported: Vec::new(), failures: Vec::new(), is_strict: false }
-    }
-
-    pub(crate) fn from_lists(
-        backend: &str,
-        unsupported: &[Entry],
-        failures: &[Entry],
-        is_strict: bool,
-    ) -> Self {
-        let own = |list: &[Entry]| {
-            list.iter().copied().filter(|entry| entry.backend == backend).collect::<Vec<_>>()
-        };
-        Self { unsupported: own(unsupported), failures: own(failures), is_strict }
     }
 
     /// Why the case is not supported, if that is known.

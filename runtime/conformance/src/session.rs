@@ -161,13 +161,17 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Whether the device says that it can run all of the case.
+    /// The ops of the case that the device says it cannot run, each name once.
     ///
     /// # Errors
     /// What the backend says.
-    pub fn is_supported(rig: &Rig, case: &Case) -> Result<bool> {
+    pub fn refused_ops(rig: &Rig, case: &Case) -> Result<Vec<&'static str>> {
         let supported = rig.device.supports(&FfiProgram::new(&case.program))?;
-        Ok(supported.into_iter().all(|yes| yes))
+        let ops = case.program.ops.iter().zip(supported);
+        let mut names: Vec<_> = ops.filter(|(_, yes)| !yes).map(|(op, _)| op.kind.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
     }
 
     /// Compiles; `scratch_chunk_max` is the greatest piece of scratch.

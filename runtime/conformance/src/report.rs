@@ -8,8 +8,8 @@ use std::fmt;
 pub enum Outcome {
     /// Within its bound; the greatest error of its outputs.
     Passed(f64),
-    /// The device says it cannot do it.
-    Unsupported,
+    /// The device says it cannot do it; what it refuses.
+    Unsupported(String),
     /// It lacks what it needs, such as free memory; the reason.
     Skipped(String),
     /// Wrong, and how.
@@ -34,9 +34,9 @@ impl Verdict {
         let (unsupported, failure) = (expectations.unsupported(name), expectations.failure(name));
         let (is_good, note) = match (&outcome, unsupported, failure) {
             (Outcome::Skipped(_), ..) => (true, None),
-            (Outcome::Unsupported, Some(reason), _) => (true, Some(reason.to_owned())),
-            (Outcome::Unsupported, None, _) if !expectations.is_strict() => (true, None),
-            (Outcome::Unsupported, None, _) => {
+            (Outcome::Unsupported(_), Some(reason), _) => (true, Some(reason.to_owned())),
+            (Outcome::Unsupported(_), None, _) if !expectations.is_strict() => (true, None),
+            (Outcome::Unsupported(_), None, _) => {
                 (false, Some("not on the list of what this backend does not support".to_owned()))
             }
             (_, Some(_), _) => {
@@ -59,7 +59,7 @@ impl fmt::Display for Verdict {
         match &self.outcome {
             Outcome::Passed(error) if *error > 0.0 => write!(f, "passed, error {error:.1e}")?,
             Outcome::Passed(_) => f.write_str("passed")?,
-            Outcome::Unsupported => f.write_str("not supported")?,
+            Outcome::Unsupported(what) => write!(f, "not supported: {what}")?,
             Outcome::Skipped(why) => write!(f, "skipped: {why}")?,
             Outcome::Failed(how) => write!(f, "FAILED: {how}")?,
         }
@@ -101,7 +101,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expectations::Entry;
+    use crate::Entry;
 
     /// A list that hides regressions, or keeps entries that nobody needs, is worse than none.
     #[test]
@@ -109,22 +109,23 @@ mod tests {
         let entry = |backend, case| Entry { backend, case, reason: "known" };
         let unsupported = [entry("x", "rope/"), entry("y", "matmul/")];
         let failures = [entry("x", "matmul/Q4")];
-        let strict = Expectations::from_lists("x", &unsupported, &failures, true);
+        let strict = Expectations::listed("x", &unsupported, &failures);
         let open = Expectations::unknown();
         let failed = || Outcome::Failed("how".into());
+        let refused = || Outcome::Unsupported("what".into());
         let skipped = || Outcome::Skipped("why".into());
         for (expectations, name, outcome, expected) in [
             (&strict, "matmul/F32", Outcome::Passed(0.0), true),
             (&strict, "matmul/F32", failed(), false),
-            (&strict, "matmul/F32", Outcome::Unsupported, false),
+            (&strict, "matmul/F32", refused(), false),
             (&strict, "matmul/F32", skipped(), true),
             (&strict, "matmul/Q4_K", failed(), true),
             (&strict, "matmul/Q4_K", Outcome::Passed(0.0), false),
-            (&strict, "matmul/Q4_K", Outcome::Unsupported, false),
-            (&strict, "rope/neox", Outcome::Unsupported, true),
+            (&strict, "matmul/Q4_K", refused(), false),
+            (&strict, "rope/neox", refused(), true),
             (&strict, "rope/neox", Outcome::Passed(0.0), false),
             (&strict, "rope/neox", failed(), false),
-            (&open, "rope/neox", Outcome::Unsupported, true),
+            (&open, "rope/neox", refused(), true),
             (&open, "rope/neox", failed(), false),
         ] {
             let verdict = Verdict::new(name, outcome, expectations);

@@ -20,6 +20,7 @@ pub struct Check {
 
 /// All promises.
 pub const CHECKS: &[Check] = &[
+    Check { name: "limits/what is stated agrees with itself", run: limits::no_contradictions },
     Check { name: "limits/max_size is refused by one byte more", run: limits::one_more },
     Check { name: "limits/both ends of a great buffer", run: limits::both_ends },
     Check { name: "limits/weights behind 4 GiB", run: limits::far_weights },

@@ -2,12 +2,12 @@
 
 use crate::case::Case;
 use crate::cases::{attention, chain, elementwise, matrix, norm, rank, rope, rows};
-use crate::checks::CHECKS;
+use crate::checks::{CHECKS, Check};
 use crate::compare;
 use crate::report::{Outcome, Report, Verdict};
 use crate::session::{Place, Rig, Session};
 use crate::{Expectations, Fault, Result};
-use tegula_plugin::Backend;
+use tegula_plugin::{Backend, DeviceErrorKind};
 
 /// Cases that belong together.
 pub struct Group {
@@ -45,6 +45,15 @@ pub fn verify(
     report
 }
 
+/// What the suite is doing, for those who wait for it. A case that takes the process down has begun and not ended.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// A case or check begins; its name.
+    Begin(&'a str),
+    /// The verdict over it.
+    End(&'a Verdict),
+}
+
 /// The cases of a group, on one device.
 pub fn check_group(
     group: &Group,
@@ -53,27 +62,46 @@ pub fn check_group(
     oracle: &Backend,
     expectations: &Expectations,
 ) -> Report {
-    let cases = match (group.cases)() {
-        Ok(cases) => cases,
-        Err(fault) => return failed(group.name, &fault, expectations),
-    };
-    let mut rigs: Option<(Rig, Rig)> = None;
+    check_group_watched(group, backend, index, oracle, expectations, &mut |_| {})
+}
+
+/// As [`check_group`], and `watch` is told before and after each case.
+pub fn check_group_watched(
+    group: &Group,
+    backend: &Backend,
+    index: u32,
+    oracle: &Backend,
+    expectations: &Expectations,
+    watch: &mut dyn FnMut(Event<'_>),
+) -> Report {
     let mut verdicts = Vec::new();
+    let mut judge = |name: &str, outcome: Result<Outcome>, watch: &mut dyn FnMut(Event<'_>)| {
+        let outcome = outcome.unwrap_or_else(|fault| Outcome::Failed(fault.to_string()));
+        let verdict = Verdict::new(name, outcome, expectations);
+        watch(Event::End(&verdict));
+        verdicts.push(verdict);
+    };
+    let cases = (group.cases)().unwrap_or_else(|fault| {
+        judge(group.name, Err(fault), watch);
+        Vec::new()
+    });
+    let mut rigs: Option<(Rig, Rig)> = None;
     for case in cases {
+        watch(Event::Begin(&case.name));
         // A device that was lost in one case is opened anew for the next.
         let pair = match rigs.take().filter(|(rig, _)| !rig.device.is_lost()) {
-            Some(pair) => pair,
-            None => {
-                match Rig::open(backend, index).and_then(|rig| Ok((rig, Rig::open(oracle, 0)?))) {
-                    Ok(pair) => pair,
-                    Err(fault) => return failed(group.name, &fault, expectations),
-                }
+            Some(pair) => Ok(pair),
+            None => Rig::open(backend, index).and_then(|rig| Ok((rig, Rig::open(oracle, 0)?))),
+        };
+        let (mut rig, mut oracle) = match pair {
+            Ok(pair) => pair,
+            // Without a device there is nothing to be learned from the other cases.
+            Err(fault) => {
+                judge(&case.name, Err(fault), watch);
+                break;
             }
         };
-        let (mut rig, mut oracle) = pair;
-        let outcome = run_case(&mut rig, &mut oracle, &case);
-        let outcome = outcome.unwrap_or_else(|fault| Outcome::Failed(fault.to_string()));
-        verdicts.push(Verdict::new(&case.name, outcome, expectations));
+        judge(&case.name, run_case(&mut rig, &mut oracle, &case), watch);
         rigs = Some((rig, oracle));
     }
     Report { verdicts }
@@ -86,17 +114,33 @@ pub fn run_checks(
     oracle: &Backend,
     expectations: &Expectations,
 ) -> Report {
-    let verdicts = CHECKS.iter().map(|check| {
-        let outcome = (check.run)(backend, index, oracle);
-        let outcome = outcome.unwrap_or_else(|fault| Outcome::Failed(fault.to_string()));
-        Verdict::new(check.name, outcome, expectations)
-    });
-    Report { verdicts: verdicts.collect() }
+    run_checks_watched(&|_| true, backend, index, oracle, expectations, &mut |_| {})
 }
 
-fn failed(name: &str, fault: &Fault, expectations: &Expectations) -> Report {
-    let outcome = Outcome::Failed(fault.to_string());
-    Report { verdicts: vec![Verdict::new(name, outcome, expectations)] }
+/// As [`run_checks`], of those that are chosen; `watch` is told before and after each.
+pub fn run_checks_watched(
+    is_chosen: &dyn Fn(&Check) -> bool,
+    backend: &Backend,
+    index: u32,
+    oracle: &Backend,
+    expectations: &Expectations,
+    watch: &mut dyn FnMut(Event<'_>),
+) -> Report {
+    let mut verdicts = Vec::new();
+    for check in CHECKS.iter().filter(|check| is_chosen(check)) {
+        watch(Event::Begin(check.name));
+        let outcome = match (check.run)(backend, index, oracle) {
+            // A check runs small programs, which a device may not run. That it runs what it says it runs is for the cases to find.
+            Err(Fault::Device(error)) if error.kind == DeviceErrorKind::Unsupported => {
+                Outcome::Unsupported(error.to_string())
+            }
+            outcome => outcome.unwrap_or_else(|fault| Outcome::Failed(fault.to_string())),
+        };
+        let verdict = Verdict::new(check.name, outcome, expectations);
+        watch(Event::End(&verdict));
+        verdicts.push(verdict);
+    }
+    Report { verdicts }
 }
 
 /// The greatest piece of scratch that a device can be asked for.
@@ -108,8 +152,9 @@ pub(crate) fn scratch_chunk_max(rig: &Rig) -> u64 {
 
 /// A case on a device and on the oracle.
 pub(crate) fn run_case(rig: &mut Rig, oracle: &mut Rig, case: &Case) -> Result<Outcome> {
-    if !Session::is_supported(rig, case)? {
-        return Ok(Outcome::Unsupported);
+    let refused = Session::refused_ops(rig, case)?;
+    if !refused.is_empty() {
+        return Ok(Outcome::Unsupported(refused.join(", ")));
     }
     let most = scratch_chunk_max(oracle);
     let mut oracle = Session::new(oracle, case, most).map_err(|e| of_oracle(&e))?;

@@ -1,0 +1,366 @@
+//! Shapes: the hyperparameters of a model without its weights, enough to ask whether it will fit.
+//!
+//! A shape becomes the header of a GGUF file in memory, with the tensors that the architecture reads, in the types of a quantisation
+//! recipe, and is planned by the code that plans files. Nothing about sizes is computed here a second time.
+
+use crate::{Error, Result};
+use serde::Deserialize;
+use std::io::Read;
+use std::str::FromStr;
+use tegula_gguf::{Gguf, GgufWriter};
+use tegula_program::DType;
+
+/// A shape file is a few hundred bytes; a longer one is another file.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+/// As many as the architectures take; checked before a table of tensors is made.
+const N_LAYER_MAX: u32 = 4096;
+
+const KNOWN: [(&str, &str); 16] = [
+    ("gemma-3-270m", include_str!("../shapes/gemma-3-270m.json")),
+    ("gemma-3-1b", include_str!("../shapes/gemma-3-1b.json")),
+    ("gemma-3-4b", include_str!("../shapes/gemma-3-4b.json")),
+    ("gemma-3-12b", include_str!("../shapes/gemma-3-12b.json")),
+    ("gemma-3-27b", include_str!("../shapes/gemma-3-27b.json")),
+    ("llama-3.2-1b", include_str!("../shapes/llama-3.2-1b.json")),
+    ("llama-3.2-3b", include_str!("../shapes/llama-3.2-3b.json")),
+    ("llama-3.1-8b", include_str!("../shapes/llama-3.1-8b.json")),
+    ("llama-3.1-70b", include_str!("../shapes/llama-3.1-70b.json")),
+    ("mistral-7b-v0.3", include_str!("../shapes/mistral-7b-v0.3.json")),
+    ("qwen2.5-0.5b", include_str!("../shapes/qwen2.5-0.5b.json")),
+    ("qwen2.5-1.5b", include_str!("../shapes/qwen2.5-1.5b.json")),
+    ("qwen2.5-7b", include_str!("../shapes/qwen2.5-7b.json")),
+    ("qwen2.5-14b", include_str!("../shapes/qwen2.5-14b.json")),
+    ("qwen2.5-32b", include_str!("../shapes/qwen2.5-32b.json")),
+    ("smollm2-135m", include_str!("../shapes/smollm2-135m.json")),
+];
+
+/// The names that [`Shape::find`] knows.
+pub fn known_shapes() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|(name, _)| *name)
+}
+
+/// The types of a model's weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Quant {
+    /// The mix of that name: Q4_K, with Q6_K for the output matrix and, in half of the layers, for `attn_v` and `ffn_down`.
+    #[default]
+    Q4KM,
+    /// Q8_0 for every matrix.
+    Q8_0,
+    /// F16 for every matrix.
+    F16,
+}
+
+impl Quant {
+    /// `q4_k_m`, as [`Quant::from_str`] reads it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q4KM => "q4_k_m",
+            Self::Q8_0 => "q8_0",
+            Self::F16 => "f16",
+        }
+    }
+
+    /// The type of a matrix with rows of `n_in` elements. `layer` is `None` outside the layers.
+    fn of_matrix(self, part: &str, layer: Option<u32>, shape: &Shape, n_in: u64) -> DType {
+        let wanted = match self {
+            Self::F16 => return DType::F16,
+            Self::Q8_0 => DType::Q8_0,
+            Self::Q4KM => {
+                let better = match part {
+                    "output" => true,
+                    "token_embd" => shape.tied_embeddings,
+                    "attn_v" | "ffn_down" => {
+                        layer.is_some_and(|layer| more_bits(layer, shape.n_layer))
+                    }
+                    _ => false,
+                };
+                if better { DType::Q6_K } else { DType::Q4_K }
+            }
+        };
+        if n_in.is_multiple_of(wanted.block_len() as u64) {
+            return wanted;
+        }
+        // Rows that are no whole number of large QuantBlocks get the next better type of small ones, else none.
+        let smaller = if wanted == DType::Q4_K { DType::Q5_0 } else { DType::Q8_0 };
+        if n_in.is_multiple_of(smaller.block_len() as u64) { smaller } else { DType::F16 }
+    }
+}
+
+/// The layers whose errors cost most: the first and the last eighth, and every third of the others.
+fn more_bits(layer: u32, n_layer: u32) -> bool {
+    let eighth = n_layer / 8;
+    layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2
+}
+
+impl FromStr for Quant {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Q4KM, Self::Q8_0, Self::F16]
+            .into_iter()
+            .find(|quant| quant.name().eq_ignore_ascii_case(text.trim()))
+            .ok_or_else(|| Error::Option {
+                name: "--quant",
+                why: format!("`{text}` is none of q4_k_m, q8_0 and f16"),
+            })
+    }
+}
+
+/// The hyperparameters of a model. In a shape file this is one JSON object with these fields.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Shape {
+    /// A name for people.
+    pub name: String,
+    /// `general.architecture`.
+    pub arch: String,
+    /// Transformer layers.
+    pub n_layer: u32,
+    /// Elements of the residual stream.
+    pub n_embd: u32,
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads.
+    pub n_head_kv: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Elements between the two halves of the MLP.
+    pub n_ff: u32,
+    /// Rows of the embedding.
+    pub n_vocab: u32,
+    /// Positions the model was trained on.
+    pub n_ctx_train: u32,
+    /// Whether the embedding is the output matrix too.
+    #[serde(default)]
+    pub tied_embeddings: bool,
+    /// Positions that a query of a sliding-window layer sees.
+    #[serde(default)]
+    pub window: Option<u32>,
+    /// Base of rope's frequencies.
+    #[serde(default)]
+    pub rope_base: Option<f32>,
+    /// Whether the model has a divisor for each frequency.
+    #[serde(default)]
+    pub rope_freqs: bool,
+    /// Epsilon of the norms.
+    #[serde(default = "rms_eps")]
+    pub rms_eps: f32,
+}
+
+fn rms_eps() -> f32 {
+    1e-5
+}
+
+impl Shape {
+    /// A known shape by name, or one from a file where `name` ends in `.json`.
+    ///
+    /// # Errors
+    /// [`Error::Option`] with the known names, or with what is wrong in the file; [`Error::Io`].
+    pub fn find(name: &str) -> Result<Self> {
+        if name.to_ascii_lowercase().ends_with(".json") {
+            let io = |source| Error::Io { path: name.into(), source };
+            let file = std::fs::File::open(name).map_err(io)?;
+            let mut text = String::new();
+            file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io)?;
+            return Self::parse(&text).map_err(|why| fault(format!("{name}: {why}")));
+        }
+        let known = KNOWN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        let Some((_, text)) = known else {
+            let known: Vec<_> = known_shapes().collect();
+            return Err(fault(format!(
+                "`{name}` is none of the known shapes ({}), and no path of a .json file",
+                known.join(", ")
+            )));
+        };
+        Self::parse(text).map_err(fault)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let shape: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if !(1..=N_LAYER_MAX).contains(&shape.n_layer) {
+            return Err(format!(
+                "n_layer is {}; it must be from 1 to {N_LAYER_MAX}",
+                shape.n_layer
+            ));
+        }
+        Ok(shape)
+    }
+
+    /// A GGUF header with these hyperparameters and the tensors that the architecture reads.
+    pub(crate) fn gguf(&self, quant: Quant) -> Result<Gguf> {
+        let key = |part: &str| format!("{}.{part}", self.arch);
+        let name = format!("{} ({})", self.name, quant.name());
+        let mut out = GgufWriter::new()
+            .meta("general.architecture", self.arch.as_str())
+            .meta("general.name", name.as_str())
+            .meta(key("block_count"), self.n_layer)
+            .meta(key("context_length"), self.n_ctx_train)
+            .meta(key("embedding_length"), self.n_embd)
+            .meta(key("feed_forward_length"), self.n_ff)
+            .meta(key("attention.head_count"), self.n_head)
+            .meta(key("attention.head_count_kv"), self.n_head_kv)
+            .meta(key("attention.key_length"), self.head_dim)
+            .meta(key("attention.value_length"), self.head_dim)
+            .meta(key("attention.layer_norm_rms_epsilon"), self.rms_eps);
+        if let Some(window) = self.window {
+            out = out.meta(key("attention.sliding_window"), window);
+        }
+        if let Some(base) = self.rope_base {
+            out = out.meta(key("rope.freq_base"), base);
+        }
+        let mut tensors = Tensors { out, shape: self, quant };
+        tensors.all();
+        let (header, file_len) = tensors.out.to_header()?;
+        Ok(Gguf::from_header(&header, format!("shape {}", self.name), file_len)?)
+    }
+}
+
+fn fault(why: String) -> Error {
+    Error::Option { name: "--shapes", why }
+}
+
+/// Writes the tensor table.
+struct Tensors<'a> {
+    out: GgufWriter<'static>,
+    shape: &'a Shape,
+    quant: Quant,
+}
+
+impl Tensors<'_> {
+    fn all(&mut self) {
+        let s = self.shape;
+        let [n_embd, n_ff, head_dim] = [s.n_embd, s.n_ff, s.head_dim].map(u64::from);
+        let n_q = u64::from(s.n_head) * head_dim;
+        let n_kv = u64::from(s.n_head_kv) * head_dim;
+        let (gemma, biases) = (s.arch == "gemma3", s.arch == "qwen2");
+        self.matrix("token_embd", None, n_embd, s.n_vocab.into());
+        if s.rope_freqs {
+            self.vector("rope_freqs.weight".into(), head_dim / 2);
+        }
+        for il in 0..s.n_layer {
+            let name = |part: &str| format!("blk.{il}.{part}");
+            self.vector(name("attn_norm.weight"), n_embd);
+            for (part, n_rows) in [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)] {
+                self.matrix(part, Some(il), n_embd, n_rows);
+                if biases {
+                    self.vector(name(&format!("{part}.bias")), n_rows);
+                }
+            }
+            self.matrix("attn_output", Some(il), n_q, n_embd);
+            if gemma {
+                self.vector(name("attn_q_norm.weight"), head_dim);
+                self.vector(name("attn_k_norm.weight"), head_dim);
+                self.vector(name("post_attention_norm.weight"), n_embd);
+                self.vector(name("post_ffw_norm.weight"), n_embd);
+            }
+            self.vector(name("ffn_norm.weight"), n_embd);
+            self.matrix("ffn_gate", Some(il), n_embd, n_ff);
+            self.matrix("ffn_up", Some(il), n_embd, n_ff);
+            self.matrix("ffn_down", Some(il), n_ff, n_embd);
+        }
+        self.vector("output_norm.weight".into(), n_embd);
+        if !s.tied_embeddings {
+            self.matrix("output", None, n_embd, s.n_vocab.into());
+        }
+    }
+
+    fn matrix(&mut self, part: &str, layer: Option<u32>, n_in: u64, n_rows: u64) {
+        let name = match layer {
+            Some(layer) => format!("blk.{layer}.{part}.weight"),
+            None => format!("{part}.weight"),
+        };
+        let dtype = self.quant.of_matrix(part, layer, self.shape, n_in);
+        self.out = std::mem::take(&mut self.out).tensor_shape(name, &[n_in, n_rows], dtype);
+    }
+
+    fn vector(&mut self, name: String, n: u64) {
+        self.out = std::mem::take(&mut self.out).tensor_shape(name, &[n], DType::F32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// A shape that its own architecture refuses answers nothing; one with another number of parameters answers wrongly.
+    #[test]
+    fn known_shapes_are_models() {
+        // Parameters in millions, as published, where that is known to three digits.
+        let published = [
+            ("gemma-3-270m", 268.1),
+            ("gemma-3-1b", 999.9),
+            ("llama-3.2-1b", 1235.8),
+            ("llama-3.2-3b", 3212.7),
+            ("llama-3.1-8b", 8030.3),
+            ("llama-3.1-70b", 70553.7),
+            ("mistral-7b-v0.3", 7248.0),
+            ("qwen2.5-0.5b", 494.0),
+            ("qwen2.5-1.5b", 1543.7),
+            ("qwen2.5-7b", 7615.6),
+            ("qwen2.5-14b", 14770.0),
+            ("qwen2.5-32b", 32763.9),
+            ("smollm2-135m", 134.5),
+        ];
+        for name in known_shapes() {
+            for quant in [Quant::Q4KM, Quant::Q8_0, Quant::F16] {
+                let gguf = Shape::find(name).unwrap().gguf(quant).unwrap();
+                let model = tegula_arch::load(&gguf).unwrap();
+                assert_eq!(model.unused_tensors(), [""; 0], "{name}");
+                let millions = model.info().n_params as f64 / 1e6;
+                if let Some((_, expected)) = published.iter().find(|(known, _)| *known == name) {
+                    let off = (millions - expected).abs() / expected;
+                    assert!(off < 1e-3, "{name}: {millions} where {expected} were published");
+                }
+            }
+        }
+    }
+
+    /// The recipe stands for files that people have: here is one, byte for byte.
+    #[test]
+    fn the_recipe_is_that_of_files() {
+        let folder = std::env::var_os("TEGULA_MODELS").map(std::path::PathBuf::from);
+        let home = || Some(std::path::PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+        let folder = folder.or_else(|| Some(home()?.join("tegula/models"))).unwrap_or_default();
+        let path = folder.join("gemma-3-270m-q4_k_m.gguf");
+        if !path.exists() {
+            eprintln!("SKIPPED: {} is not there", path.display());
+            return;
+        }
+        let types = |gguf: &Gguf| -> BTreeMap<String, (DType, Vec<u64>)> {
+            let fact = |t: &tegula_gguf::TensorInfo| (t.dtype(), t.dims().to_vec());
+            gguf.tensors().iter().map(|t| (t.name().to_owned(), fact(t))).collect()
+        };
+        let file = Gguf::open(&path).unwrap();
+        let shape = Shape::find("gemma-3-270m").unwrap().gguf(Quant::Q4KM).unwrap();
+        assert_eq!(types(&shape), types(&file));
+    }
+
+    /// A shape with a typing error must not be planned as another.
+    #[test]
+    fn wrong_shapes_are_refused() {
+        let good = KNOWN[0].1;
+        assert!(Shape::parse(good).is_ok());
+        for (from, to) in [
+            ("\"n_layer\": 18", "\"n_layer\": 0"),
+            ("\"n_layer\": 18", "\"n_layer\": 4000000000"),
+            ("\"n_layer\": 18", "\"n_layers\": 18"),
+            ("\"n_layer\": 18", "\"n_layer\": -1"),
+            ("{", "["),
+        ] {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good);
+            assert!(Shape::parse(&text).is_err(), "{to}");
+        }
+        let huge = good.replace("\"n_vocab\": 262144", "\"n_vocab\": 4294967295");
+        let gguf = Shape::parse(&huge).unwrap().gguf(Quant::F16).unwrap();
+        assert!(tegula_arch::load(&gguf).is_err());
+        let error = Shape::find("llama-9").unwrap_err().to_string();
+        assert!(error.contains("llama-3.2-3b"), "{error}");
+        assert!("q5_k_m".parse::<Quant>().is_err());
+        assert_eq!("Q4_K_M".parse::<Quant>().unwrap(), Quant::Q4KM);
+    }
+}
