@@ -128,7 +128,8 @@ fn renamed(text: &str, name: &str) -> String {
             "/// An oracle is used when it is named, never by itself.",
             "/// Used when it is named, never by itself: give it a rank when it is right and fast.",
         )
-        .replace("Reference", &type_name)
+        .replace("ReferenceDevice", &format!("{type_name}Device"))
+        .replace("Reference", &format!("{type_name}Backend"))
 }
 
 fn capitalised(word: &str) -> String {
@@ -144,7 +145,11 @@ fn with_own_docs(text: &str, name: &str) -> String {
     let own = format!(
         "//! The backend `{name}`. It began as a copy of Tegula's reference, which is slow and right.\n//!\n"
     );
-    own + text.get(recipe..).unwrap_or(text)
+    let rest = text.get(recipe..).unwrap_or(text);
+    own + &rest.replace(
+        "1. Copy this folder, rename",
+        "1. Done by `cargo xtask new-backend`: copy the folder, rename",
+    )
 }
 
 fn manifest(root: &Path, name: &str) -> Result<String> {
@@ -286,7 +291,7 @@ mod tests {
         }
         let files = rust_files(&root(), "my_card").unwrap();
         let of = |name: &str| &files.iter().find(|(path, _)| path.ends_with(name)).unwrap().1;
-        assert!(of("lib.rs").contains("export_backend!(MyCard)"));
+        assert!(of("lib.rs").contains("export_backend!(MyCardBackend)"));
         assert!(of("lib.rs").contains("# A recipe for a new backend"));
         assert!(of("Cargo.toml").contains("name = \"tegula_my_card\""));
         assert!(of("Cargo.toml").contains("abi/sdk\""), "{}", of("Cargo.toml"));

@@ -318,7 +318,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) shapes: Option<String>,
     /// Types of a shape's weights: q4_k_m, q8_0 or f16
-    #[arg(long, value_name = "QUANT", default_value = "q4_k_m", requires = "shapes")]
+    #[arg(long, value_name = "QUANT", default_value = "q4_k_m", conflicts_with = "model")]
     pub(crate) quant: Quant,
     /// As JSON, with every chunk and tile
     #[arg(long, conflicts_with = "svg")]

@@ -87,7 +87,7 @@ fn gemma3_on_cpu_with_kv_in_f16() {
 
 #[test]
 fn qwen2_on_cpu() {
-    let prompts = if full() { ALL } else { &["code"] };
+    let prompts = if full() { ALL } else { &["english"] };
     check(&QWEN2, "cpu", DType::F32, prompts, if full() { 64 } else { 16 });
 }
 

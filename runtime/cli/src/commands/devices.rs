@@ -133,11 +133,11 @@ fn measure(runtime: &Runtime, args: &DevicesArgs) -> Result<BTreeMap<String, Dev
     Ok(out)
 }
 
+/// A selector, and what it decides on each device.
+type Explained = (String, Vec<(DeviceEntry, Verdict)>);
+
 /// What `auto` decides, and the selector in force where that is another.
-fn decisions(
-    runtime: &Runtime,
-    args: &DevicesArgs,
-) -> Result<Vec<(String, Vec<(DeviceEntry, Verdict)>)>> {
+fn decisions(runtime: &Runtime, args: &DevicesArgs) -> Result<Vec<Explained>> {
     let auto = runtime.explain(Some("auto"))?;
     let asked = runtime.explain(args.device.as_deref())?;
     let mut out = vec![auto];

@@ -60,6 +60,18 @@ fn text(plan: &PlanReport, width: Option<usize>) -> String {
             Some(reason) => format!("ubatch   {} tokens: {reason}", plan.ubatch.n_tokens),
         },
     ];
+    lines.extend(plan.stages.iter().enumerate().map(|(index, stage)| {
+        let layers = match stage.layers {
+            Some((first, last)) if first == last => format!("layer {first}"),
+            Some((first, last)) => format!("layers {first} to {last}"),
+            None => "no layer".to_owned(),
+        };
+        let comes_in = match stage.bytes_in_per_token {
+            0 => String::new(),
+            bytes => format!(", {bytes} bytes a token come in through {}", stage.path),
+        };
+        format!("stage {:<2} {}: {layers}, {} ops{comes_in}", index + 1, stage.device, stage.n_ops)
+    }));
     for line in &mut lines {
         *line = wrap(line, width, 9);
     }

@@ -242,18 +242,32 @@ fn group(canvas: &mut Canvas, name: &str, chunks: &[&ChunkReport], scale: &Scale
     canvas.y += 30.0;
     canvas.text(&Text::new(LEFT, name).size(13.0).bold());
     let x = LEFT + write::text_width(name, 13.0) * 1.08 + 10.0;
-    let line = format!("{} in {count}, type {kind}", format_size(bytes));
-    let room = RIGHT - GAUGE - 330.0 - x;
-    canvas.text(&Text::new(x, &line).size(12.0).color(MUTED).within(room));
-    if let Some(limit) = chunks.iter().find_map(|chunk| chunk.max_size.as_ref()) {
-        gauge(canvas, largest, limit);
+    let mut line = format!("{} in {count}, type {kind}", format_size(bytes));
+    // The small rest is told in words too: beside gigabytes it can hardly be seen.
+    if chunks.iter().any(|chunk| chunk.tiles.is_empty()) {
+        let of = |usage: &str| -> u64 {
+            chunks.iter().filter(|c| c.usage == usage).map(|c| c.size).fold(0, u64::saturating_add)
+        };
+        let usages =
+            ["scratch", "logits", "activations", "compile"].map(|usage| (usage, of(usage)));
+        let told: Vec<String> = usages
+            .into_iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(usage, bytes)| {
+                format!("{} {}", palette::kind(usage, "").name(), format_size(bytes))
+            })
+            .collect();
+        line = format!("{} in {count}: {}", format_size(bytes), told.join(", "));
     }
+    let limit = chunks.iter().find_map(|chunk| chunk.max_size.as_ref());
+    let end = limit.map_or(RIGHT, |limit| gauge(canvas, largest, limit));
+    canvas.text(&Text::new(x, &line).size(12.0).color(MUTED).within(end - 12.0 - x));
     canvas.y += 10.0;
     draw_group(canvas, chunks, scale, LEFT, RIGHT);
 }
 
-/// The largest chunk against the limit, which is a line.
-fn gauge(canvas: &mut Canvas, largest: u64, limit: &FigureReport) {
+/// The largest chunk against the limit, which is a line; and where that begins.
+fn gauge(canvas: &mut Canvas, largest: u64, limit: &FigureReport) -> f64 {
     let (x, y) = (RIGHT - GAUGE, canvas.y - 10.0);
     let text = format!("largest {} of max_size {}", format_size(largest), figure(limit));
     let end = x - 10.0 - write::text_width(&text, 11.0);
@@ -264,6 +278,7 @@ fn gauge(canvas: &mut Canvas, largest: u64, limit: &FigureReport) {
     if limit.value.is_some() {
         canvas.line(RIGHT, y - 4.0, RIGHT, y + 14.0, "#c0392b", 2.0);
     }
+    end
 }
 
 /// A figure with its source where that is not the driver.

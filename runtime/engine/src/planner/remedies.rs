@@ -44,7 +44,7 @@ impl Attempt<'_> {
 
     fn for_context(&self, options: &PlanOptions, fits: u64) -> Vec<String> {
         let mut out = Vec::new();
-        let mut add = |flags: String, plan: &Plan| out.push(line(flags, plan));
+        let mut add = |flags: String, plan: &Plan| out.push(line(&flags, plan));
         if let Some(plan) = self.longest(options, fits) {
             add(format!("-c {}{}", plan.context.n_ctx, kv_flag(options)), &plan);
         }
@@ -72,7 +72,7 @@ impl Attempt<'_> {
 
     fn for_model(&self, options: &PlanOptions, needed: u64, free: u64) -> Vec<String> {
         let mut out = Vec::new();
-        self.other_wishes(options, &mut |flags, plan| out.push(line(flags, plan)));
+        self.other_wishes(options, &mut |flags, plan| out.push(line(&flags, plan)));
         let info = self.arch.info();
         let weights: u64 = self
             .arch
@@ -86,7 +86,7 @@ impl Attempt<'_> {
         // Below one bit there is nothing to look for.
         if let Some(most) = weights.checked_sub(over).filter(|most| bits(*most) >= 1.0) {
             out.push(format!(
-                "a file of at most {} of tensors: {:.1} bits a parameter, where this one has {:.1}",
+                "a file of at most {} of tensors, less what the context takes: {:.1} bits a parameter, where this one has {:.1}",
                 format_size(most),
                 bits(most),
                 bits(weights)
@@ -171,7 +171,7 @@ impl Attempt<'_> {
     }
 }
 
-fn line(flags: String, plan: &Plan) -> String {
+fn line(flags: &str, plan: &Plan) -> String {
     let report = &plan.report;
     let planned = report.devices.iter().flat_map(|device| &device.heaps).map(|h| h.planned_bytes);
     format!(

@@ -16,6 +16,7 @@ const CHUNK_MIN: f64 = 14.0;
 /// Tiles narrower than this are merged with their neighbours of the same kind.
 const TILE_MIN: f64 = 2.0;
 const LABEL: f64 = 9.5;
+const LABEL_PAD: f64 = 5.0;
 const NUMBER: f64 = 8.5;
 
 const CELL: f64 = 11.0;
@@ -75,7 +76,8 @@ pub(super) fn draw_group(
     if chunks.len() > 12 && average < CHUNK_MIN {
         return grid(canvas, chunks, left, right);
     }
-    let mut courses = Courses { canvas, scale, left, right, x: left };
+    let form = first_form(chunks, scale);
+    let mut courses = Courses { canvas, scale, left, right, x: left, form };
     for (number, chunk) in chunks.iter().enumerate() {
         courses.chunk(number, chunk);
     }
@@ -88,6 +90,8 @@ struct Courses<'a> {
     left: f64,
     right: f64,
     x: f64,
+    /// The longest form of labels for tiles of layers.
+    form: usize,
 }
 
 /// Neighbouring tiles that are drawn as one.
@@ -174,8 +178,9 @@ impl Courses<'_> {
         let Some((x, y, width)) = spans.into_iter().max_by(|a, b| a.2.total_cmp(&b.2)) else {
             return;
         };
-        let label = labels(chunk, run).into_iter().find(|l| text_width(l, LABEL) + 6.0 <= width);
-        if let Some(label) = label.filter(|label| !label.is_empty()) {
+        let layered = chunk.tiles.get(run.first).is_some_and(|t| is_layered(&t.tensor));
+        let mut labels = labels(chunk, run).into_iter().skip(if layered { self.form } else { 0 });
+        if let Some(label) = labels.find(|l| text_width(l, LABEL) + LABEL_PAD <= width) {
             self.canvas.label(x + width / 2.0, y + COURSE_HEIGHT * 0.62, LABEL, &label);
         }
     }
@@ -211,24 +216,58 @@ fn labels(chunk: &ChunkReport, run: &Run) -> Vec<String> {
     if let Some(layer) = tile.tensor.strip_prefix("kv.") {
         let (layer, side) = layer.split_once('.').unwrap_or((layer, ""));
         let whole = if side == "k" { "keys" } else { "values" };
-        return vec![format!("{layer} {whole}"), format!("{layer} {side}"), layer.to_owned()];
+        return vec![format!("{layer} {whole}"), format!("{layer} {side}")];
     }
     let name = tile.tensor.strip_suffix(".weight").unwrap_or(&tile.tensor);
     let short = name.strip_prefix("blk.").unwrap_or(name);
     let part = short.split_once('.').map_or(short, |(_, part)| part);
     let part = part.strip_prefix("ffn_").or(part.strip_prefix("attn_")).unwrap_or(part);
     let part = if part == "output" && short != name { "o" } else { part };
-    vec![
-        format!("{name} {}", format_size(tile.size)),
-        name.to_owned(),
-        short.to_owned(),
-        part.to_owned(),
-    ]
+    let sized = format!("{name} {}", format_size(tile.size));
+    match short.split_once('.') {
+        Some((layer, _)) if short != name => {
+            vec![
+                sized,
+                name.to_owned(),
+                short.to_owned(),
+                format!("{layer} {part}"),
+                part.to_owned(),
+            ]
+        }
+        _ => vec![sized, name.to_owned()],
+    }
+}
+
+/// Whether a tile is one of many alike, whose labels should look alike.
+fn is_layered(tensor: &str) -> bool {
+    tensor.starts_with("blk.") || tensor.starts_with("kv.")
+}
+
+/// The first of the forms of labels that most tiles of layers have room for, by their widths.
+fn first_form(chunks: &[&ChunkReport], scale: &Scale) -> usize {
+    let mut fits = [0f64; 8];
+    let mut total = 0.0;
+    for chunk in chunks.iter().take(CELLS_MAX) {
+        for (first, tile) in chunk.tiles.iter().enumerate().filter(|(_, t)| is_layered(&t.tensor)) {
+            let run = Run { kind: Kind::Other, first, n_tiles: 1, bytes: tile.size };
+            let forms = labels(chunk, &run);
+            let width = scale.px(tile.size);
+            let has_room = |form: &String| text_width(form, LABEL) + LABEL_PAD <= width;
+            if forms.last().is_some_and(has_room) {
+                total += width;
+                for (_, fits) in forms.iter().zip(&mut fits).filter(|(form, _)| has_room(form)) {
+                    *fits += width;
+                }
+            }
+        }
+    }
+    fits.iter().position(|fits| *fits >= 0.8 * total).unwrap_or(0)
 }
 
 /// One square for each chunk, or for several in a row, coloured by what is in them from the top down.
 fn grid(canvas: &mut Canvas, chunks: &[&ChunkReport], left: f64, right: f64) {
-    let per_cell = chunks.len().div_ceil(CELLS_MAX).max(1);
+    // A power of two, so that chunks that alternate look alike in all squares.
+    let per_cell = chunks.len().div_ceil(CELLS_MAX).max(1).next_power_of_two();
     let mut x = left;
     for (index, cell) in chunks.chunks(per_cell).enumerate() {
         if x + CELL > right {
@@ -247,6 +286,10 @@ fn grid(canvas: &mut Canvas, chunks: &[&ChunkReport], left: f64, right: f64) {
         let mut y = canvas.y;
         for (kind, bytes) in Kind::ALL.into_iter().zip(bytes) {
             let height = bytes as f64 / whole as f64 * CELL;
+            if height > 0.95 * CELL {
+                canvas.tile(x, canvas.y, CELL, CELL, kind.color(), &tip);
+                break;
+            }
             // Less than half a pixel cannot be seen.
             if height >= 0.5 {
                 canvas.rect(x, y, CELL, height, kind.color(), None, &tip);
