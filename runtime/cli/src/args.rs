@@ -274,8 +274,9 @@ pub(crate) struct DevicesArgs {
 /// `tegula verify`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each op is run on the plugin's devices and on an oracle, and results are compared; limits, threads, answers to wrong
-arguments and orders of dropping are checked as well. What the plugin says it cannot do is listed, and no fault.
+Each op is run on the plugin's devices and on an oracle, and results are compared; limits,
+threads, answers to wrong arguments and orders of dropping are checked as well. What the plugin
+says it cannot do is listed, and no fault.
 The exit code is 0 only if everything holds.")]
 pub(crate) struct VerifyArgs {
     /// The plugin's shared object

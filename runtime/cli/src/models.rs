@@ -178,11 +178,11 @@ mod tests {
             };
             assert_eq!(folder_of(var), expected.map(PathBuf::from), "{vars:?}");
         };
-        let home = ("HOME", "/home/u");
+        let home = ("HOME", "/users/u");
         check(&[], None);
-        check(&[home], Some("/home/u/.cache/tegula/models"));
+        check(&[home], Some("/users/u/.cache/tegula/models"));
         check(&[home, ("XDG_CACHE_HOME", "/var/c")], Some("/var/c/tegula/models"));
-        check(&[home, ("XDG_CACHE_HOME", "c")], Some("/home/u/.cache/tegula/models"));
+        check(&[home, ("XDG_CACHE_HOME", "c")], Some("/users/u/.cache/tegula/models"));
         check(&[home, ("TEGULA_MODELS", "/m")], Some("/m"));
     }
 

@@ -32,6 +32,9 @@ use tegula_program::{DType, Dim, Program};
 /// Context of the first draft where none is asked for: enough to be useful, so that layers are not moved for a context nobody asked for.
 const N_CTX_DRAFT: u32 = 4096;
 
+/// Rounds in which the context shrinks by what is missing and no more.
+const ROUNDS_EXACT: u32 = 4;
+
 /// Wishes for the plan.
 #[derive(Debug, Clone)]
 pub struct PlanOptions {
@@ -340,7 +343,9 @@ impl Planner<'_> {
         self.close_unused(&mut stages, &mut plans);
         // Scratch and lists may depend on the context, and not evenly: what they take is asked for again at the context chosen,
         // and where that is over the budget, a shorter one is chosen.
+        let mut rounds = 0;
         let (wanted, bounds, reason) = loop {
+            rounds += 1;
             let n_ctx = context.n_ctx;
             for ((stage, _), plan) in stages.iter().zip(&mut plans) {
                 plan.kv = kv_shape(stage, n_ctx, block_len, &self.places(stage.device)?);
@@ -353,6 +358,10 @@ impl Planner<'_> {
                 break (wanted, bounds, reason);
             }
             context = again;
+            // Two or three rounds settle it; a backend whose statements never do must not keep a user waiting.
+            if rounds > ROUNDS_EXACT {
+                context.n_ctx = (context.n_ctx - context.n_ctx / 4).max(1);
+            }
         };
         let mut plan = Plan {
             devices: self.devices.iter().map(|d| d.entry.id()).collect(),

@@ -25,6 +25,11 @@ pub(super) enum Line {
     Fact(Fact),
     /// The lines that follow are about this device.
     Device(Device),
+    /// The cases that follow belong to this part of the suite, by the name that `--only` knows.
+    Part {
+        /// Which.
+        name: String,
+    },
     /// Something begins.
     Begin {
         /// What.
@@ -76,6 +81,9 @@ pub(super) enum End {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Case {
     pub(super) name: String,
+    /// The part of the suite; known to whoever reads the lines.
+    #[serde(default)]
+    pub(super) part: String,
     pub(super) end: End,
     /// Of a case that passed, its greatest error.
     pub(super) error: Option<f64>,
@@ -95,11 +103,11 @@ impl Case {
             Outcome::Failed(how) => (End::Failed, None, Some(how.clone())),
         };
         let (note, is_good) = (verdict.note.clone(), verdict.is_good);
-        Self { name: verdict.name.clone(), end, error, why, note, is_good }
+        Self { name: verdict.name.clone(), part: String::new(), end, error, why, note, is_good }
     }
 
-    /// The group or kind of promise that it belongs to.
-    pub(super) fn group(&self) -> &str {
+    /// The op or kind of promise that it is about.
+    pub(super) fn subject(&self) -> &str {
         self.name.split('/').next().unwrap_or_default()
     }
 }

@@ -21,6 +21,9 @@ pub(super) struct Report {
     ended: Option<String>,
     facts: Vec<Fact>,
     devices: Vec<DeviceReport>,
+    /// The part that is running.
+    #[serde(skip)]
+    part: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,7 +43,9 @@ impl Report {
             Line::Device(device) => {
                 self.devices.push(DeviceReport { device, cases: Vec::new() });
             }
-            Line::End(case) => {
+            Line::Part { name } => self.part = name,
+            Line::End(mut case) => {
+                case.part.clone_from(&self.part);
                 if let Some(device) = self.devices.last_mut() {
                     device.cases.push(case);
                 }
@@ -117,18 +122,20 @@ impl DeviceReport {
     /// A row for each group, then what was not done and why.
     fn text(&self) -> String {
         let mut out = vec![format!("\n{}  {}", self.device.id, self.device.name)];
-        let mut groups: Vec<&str> = Vec::new();
+        let mut groups: Vec<(&str, &str)> = Vec::new();
         for case in &self.cases {
-            if !groups.contains(&case.group()) {
-                groups.push(case.group());
+            let group = (case.part.as_str(), case.subject());
+            if !groups.contains(&group) {
+                groups.push(group);
             }
         }
         if groups.is_empty() {
             return out.join("\n");
         }
-        let rows: Vec<_> = groups.iter().map(|group| self.row(group)).collect();
+        let rows: Vec<_> = groups.iter().map(|(part, subject)| self.row(part, subject)).collect();
         let header = [
-            "  group",
+            "  part",
+            "of it",
             "cases",
             "passed",
             "unsupported",
@@ -137,7 +144,7 @@ impl DeviceReport {
             "faults",
             "greatest error",
         ];
-        out.push(table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7], terminal_width()));
+        out.push(table(&header, &rows, &[2, 3, 4, 5, 6, 7, 8], terminal_width()));
         for (title, end) in [("unsupported", End::Unsupported), ("skipped", End::Skipped)] {
             out.extend(self.listed(title, |case| case.end == end && case.is_good));
         }
@@ -147,13 +154,15 @@ impl DeviceReport {
         out.join("\n")
     }
 
-    fn row(&self, group: &str) -> Vec<String> {
-        let cases: Vec<_> = self.cases.iter().filter(|case| case.group() == group).collect();
+    fn row(&self, part: &str, subject: &str) -> Vec<String> {
+        let is_of = |case: &&Case| case.part == part && case.subject() == subject;
+        let cases: Vec<_> = self.cases.iter().filter(is_of).collect();
         let count = |is: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| is(case)).count();
         let errors = cases.iter().filter_map(|case| case.error);
         let worst = errors.fold(0.0f64, f64::max);
         vec![
-            format!("  {group}"),
+            format!("  {part}"),
+            if subject == part { String::new() } else { subject.to_owned() },
             cases.len().to_string(),
             count(&|case| case.end == End::Passed && case.is_good).to_string(),
             count(&|case| case.end == End::Unsupported).to_string(),

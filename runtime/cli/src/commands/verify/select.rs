@@ -36,7 +36,19 @@ impl Selection {
         self.has(name) || self.0.iter().any(|only| only == OPS)
     }
 
-    pub(super) fn has_check(&self, name: &str) -> bool {
+    /// The kinds of checks that are chosen, in the order of the suite.
+    pub(super) fn kinds(&self) -> Vec<&'static str> {
+        let mut kinds: Vec<_> = CHECKS.iter().map(|check| kind(check.name)).collect();
+        kinds.dedup();
+        kinds.retain(|kind| self.has_check(kind));
+        kinds
+    }
+
+    pub(super) fn is_of_kind(check: &str, wanted: &str) -> bool {
+        kind(check) == wanted
+    }
+
+    fn has_check(&self, name: &str) -> bool {
         let kind = kind(name);
         self.has(kind) || (kind == LIFE && self.0.iter().any(|only| only == LOAD))
     }

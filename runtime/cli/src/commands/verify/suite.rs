@@ -6,7 +6,7 @@ use crate::args::VerifyArgs;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use tegula_conformance::{
-    Event, Expectations, GROUPS, Outcome, Verdict, check_group_watched, run_checks_watched,
+    Check, Event, Expectations, GROUPS, Outcome, Verdict, check_group_watched, run_checks_watched,
 };
 use tegula_plugin::{
     Backend, DeviceInfo, ENTRY_SYMBOL, LAYOUT_SYMBOL, REVISION, REVISION_MIN, Registry,
@@ -179,6 +179,7 @@ fn check(backend: &Backend, index: u32, oracle: &Backend, selection: &Selection)
         }
     };
     for group in GROUPS.iter().filter(|group| selection.has_group(group.name)) {
+        tell(&Line::Part { name: group.name.to_owned() })?;
         let report = check_group_watched(group, backend, index, oracle, &expectations, &mut watch);
         if report.verdicts.is_empty() {
             let outcome = Outcome::Failed("the group has no cases".into());
@@ -186,7 +187,10 @@ fn check(backend: &Backend, index: u32, oracle: &Backend, selection: &Selection)
             watch(Event::End(&Verdict { name, outcome, is_good: false, note: None }));
         }
     }
-    let is_chosen = |check: &tegula_conformance::Check| selection.has_check(check.name);
-    run_checks_watched(&is_chosen, backend, index, oracle, &expectations, &mut watch);
+    for kind in selection.kinds() {
+        tell(&Line::Part { name: kind.to_owned() })?;
+        let is_chosen = |check: &Check| Selection::is_of_kind(check.name, kind);
+        run_checks_watched(&is_chosen, backend, index, oracle, &expectations, &mut watch);
+    }
     broken.map_or(Ok(()), |error| Err(error.into()))
 }

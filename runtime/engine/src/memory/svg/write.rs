@@ -46,11 +46,11 @@ impl<'a> Text<'a> {
 /// Pixels of a text, a little more than usual fonts take.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     let units = |c: char| match c {
-        'i' | 'l' | 'j' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' => 0.3,
-        't' | 'f' | 'r' | ' ' | '(' | ')' | '/' | '-' => 0.38,
-        'm' | 'w' | 'M' | 'W' => 0.88,
-        c if c.is_ascii_uppercase() => 0.7,
-        c if c.is_ascii() => 0.58,
+        'i' | 'l' | 'j' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' => 0.29,
+        't' | 'f' | 'r' | '(' | ')' | '/' | '-' => 0.35,
+        'm' | 'w' | 'M' | 'W' => 0.86,
+        c if c.is_ascii_uppercase() => 0.69,
+        c if c.is_ascii() => 0.56,
         _ => 1.0,
     };
     text.chars().map(units).sum::<f64>() * size
