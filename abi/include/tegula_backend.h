@@ -587,7 +587,8 @@ typedef struct {
     // The greatest size for which buffer_alloc succeeds on an idle device *and* every byte of which every op of this backend
     // can address: the minimum of everything that binds. Never a guess at infinity.
     TegulaFigure max_size;
-    // Alignment of a buffer's first byte, and of tiles inside it unless a `WeightLayout` asks for more.
+    // Alignment of a buffer's first byte, and of tiles inside it unless a `WeightLayout` asks for more. Tiles in imported memory lie where
+    // the file has them: there only the layout's alignment holds.
     uint64_t alignment;
     // Sizes are rounded up to a multiple of this.
     uint64_t granularity;

@@ -219,8 +219,15 @@ impl Bench<'_> {
             layout: layout.layout,
         };
         self.fill(&desc, &whole, rows_per_group, layout.group_bytes)?;
-        let bytes = whole.size;
         let value = program.weights().next().map_or(0, |(id, _)| id.0);
+        let bytes = whole.size;
+        let seconds =
+            self.seconds_of(&ffi, WeightBinding { value, tiles: vec![whole] }, desc.n_rows)?;
+        Ok((bytes as f64 / seconds.max(1e-9)) as u64)
+    }
+
+    /// The time of one product with the weight.
+    fn seconds_of(&mut self, ffi: &FfiProgram, weight: WeightBinding, n_rows: u64) -> Result<f64> {
         let info = self.device.info();
         let scratch_type = info.buffer_types.get(info.type_for_scratch as usize);
         let options = CompileOptions {
@@ -231,21 +238,18 @@ impl Bench<'_> {
             scratch_type: info.type_for_scratch,
             scratch_chunk_max: scratch_type.and_then(|t| t.max_size.get()).unwrap_or(SIZE_MAX),
         };
-        let binding = WeightBinding { value, tiles: vec![whole] };
-        let executable = self.device.compile(&ffi, &options, &[binding])?;
+        let executable = self.device.compile(ffi, &options, &[weight])?;
         let mut scratch = Vec::new();
         for piece in &executable.memory().scratch {
-            scratch.push(self.device.alloc(&BufferDesc {
-                size: piece.size,
-                buffer_type: options.scratch_type,
-                usage: BufferUsage::SCRATCH,
-            })?);
+            let (size, buffer_type) = (piece.size, options.scratch_type);
+            let desc = BufferDesc { size, buffer_type, usage: BufferUsage::SCRATCH };
+            scratch.push(self.device.alloc(&desc)?);
         }
         let spans: Vec<_> = scratch.iter().map(Buffer::whole).collect();
         let x = vec![1f32; N_IN as usize];
-        let mut y = vec![0f32; usize::try_from(desc.n_rows).unwrap_or(0)];
+        let mut y = vec![0f32; usize::try_from(n_rows).unwrap_or(0)];
         let queue = &mut self.queue;
-        let seconds = median_seconds(|| {
+        Ok(median_seconds(|| {
             let mut args = RunArgs {
                 n_tokens: 1,
                 n_outputs: 1,
@@ -256,8 +260,7 @@ impl Bench<'_> {
                 kv: &[],
             };
             queue.run(&executable, &mut args)
-        })?;
-        Ok((bytes as f64 / seconds.max(1e-9)) as u64)
+        })?)
     }
 
     /// Fills the weight with ones, a piece at a time: what lies in a new buffer may be numbers that are slow to multiply.

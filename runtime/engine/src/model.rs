@@ -94,6 +94,9 @@ impl Model {
 
     /// What loading a model of this shape would put where. The runtime's caps stand in for a device that is not here: they count even where
     /// they are greater than what the selected device states.
+    ///
+    /// # Errors
+    /// A shape that its architecture cannot have, and whatever planning a file refuses.
     pub fn plan_shape(
         runtime: &Runtime,
         shape: &Shape,

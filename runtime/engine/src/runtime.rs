@@ -351,4 +351,38 @@ mod tests {
             assert_eq!(got, expected, "{text}");
         }
     }
+
+    /// Of several caps the nearest to the device counts: another order would lift a cap that its operator set.
+    #[test]
+    fn the_nearest_cap_counts() {
+        let candidate = |backend: &str| Candidate {
+            backend: backend.into(),
+            index: 0,
+            kind: tegula_plugin::DeviceKind::CPU,
+            uuid: None,
+            pci: None,
+            name: backend.into(),
+            rank: 1,
+        };
+        let candidates = [candidate("a"), candidate("b")];
+        // Caps in the order given, and what holds for `a` and `b` where the environment says 9.
+        let table: [(&[&str], [u64; 2]); 6] = [
+            (&[], [9, 9]),
+            (&["5"], [5, 5]),
+            (&["a=7"], [7, 9]),
+            (&["a=7", "5"], [7, 5]),
+            (&["5", "a=7", "a:0=20"], [20, 5]),
+            (&["name:*=3", "6"], [3, 3]),
+        ];
+        for (caps, expected) in table {
+            let registry = RegistryOptions { explicit: Vec::new(), standard: false };
+            let from_env = Caps { max_buffer: None, memory_limit: Some(9) };
+            let mut runtime = Runtime::new(&RuntimeOptions { registry, caps: from_env });
+            let parse = |text: &&str| DeviceCap::parse("--memory-limit", Limit::Memory, text);
+            runtime.device_caps = caps.iter().map(|text| parse(text).unwrap()).collect();
+            let got = [0, 1].map(|index| runtime.caps_of(index, &candidates));
+            assert_eq!(got.map(|caps| caps.memory_limit), expected.map(Some), "{caps:?}");
+            assert!(got.iter().all(|caps| caps.max_buffer.is_none()));
+        }
+    }
 }

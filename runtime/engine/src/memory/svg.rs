@@ -78,6 +78,10 @@ fn title(canvas: &mut Canvas, plan: &PlanReport) {
     let reason = plan.ubatch.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     let line = format!("Up to {} tokens at once{reason}", plan.ubatch.n_tokens);
     canvas.text(&Text::new(MARGIN, &line).size(14.0));
+    stages(canvas, plan);
+}
+
+fn stages(canvas: &mut Canvas, plan: &PlanReport) {
     for (i, stage) in plan.stages.iter().enumerate() {
         canvas.y += 20.0;
         let layers = match stage.layers {
@@ -96,15 +100,8 @@ fn title(canvas: &mut Canvas, plan: &PlanReport) {
 
 /// Each kind that occurs, with its bytes over all devices.
 fn legend(canvas: &mut Canvas, plan: &PlanReport) {
-    let mut bytes = [0u64; Kind::ALL.len()];
     let heaps = plan.devices.iter().flat_map(|device| &device.heaps);
-    for chunk in heaps.flat_map(|heap| &heap.chunks) {
-        for (kind, size) in palette::pieces(chunk) {
-            if let Some(sum) = bytes.get_mut(kind as usize) {
-                *sum = sum.saturating_add(size);
-            }
-        }
-    }
+    let bytes = bytes_by_kind(heaps.flat_map(|heap| &heap.chunks));
     canvas.y += 32.0;
     let mut x = MARGIN;
     for (kind, bytes) in Kind::ALL.into_iter().zip(bytes).filter(|(_, bytes)| *bytes > 0) {
@@ -185,12 +182,7 @@ fn bar(canvas: &mut Canvas, heap: &HeapReport) {
         canvas.rect(x, y, used_px, HEIGHT, "url(#others)", None, &tip);
         x += used_px;
     }
-    let mut kinds = [0u64; Kind::ALL.len()];
-    for (kind, size) in heap.chunks.iter().flat_map(palette::pieces) {
-        if let Some(sum) = kinds.get_mut(kind as usize) {
-            *sum = sum.saturating_add(size);
-        }
-    }
+    let kinds = bytes_by_kind(heap.chunks.iter());
     for (kind, bytes) in Kind::ALL.into_iter().zip(kinds).filter(|(_, bytes)| *bytes > 0) {
         let tip = format!("{} {}", kind.name(), format_size(bytes));
         canvas.rect(x, y, px(bytes), HEIGHT, kind.color(), None, &tip);
@@ -198,26 +190,39 @@ fn bar(canvas: &mut Canvas, heap: &HeapReport) {
     }
     canvas.rect(LEFT, y, INNER, HEIGHT, "none", Some(RULE), "");
     canvas.y += HEIGHT + 14.0;
-    let planned_px = px(heap.planned_bytes);
-    let mut at = LEFT;
-    let mut label = |canvas: &mut Canvas, width: f64, text: String| {
-        let wide = write::text_width(&text, 11.0) + 6.0;
-        let x = at.max(LEFT);
-        if wide <= width.max(0.0) || at + width < x + wide {
-            canvas.text(&Text::new(x, &text).size(11.0).color(MUTED));
-        }
-        at = (at + width).max(x + wide);
-    };
-    if used > 0 {
-        label(canvas, used_px, format!("in use {}", format_size(used)));
-    }
-    label(canvas, planned_px, format!("this plan {}", format_size(heap.planned_bytes)));
     let left = total.saturating_sub(used).saturating_sub(heap.planned_bytes);
-    let text = format!("left {}", format_size(left));
-    let x = RIGHT - write::text_width(&text, 11.0);
-    if left > 0 && x > at {
-        canvas.text(&Text::new(x, &text).size(11.0).color(MUTED));
+    bar_labels(canvas, [(used, used_px), (heap.planned_bytes, px(heap.planned_bytes))], left);
+}
+
+/// Labels below the parts of a bar, each at its part or behind the one before it.
+fn bar_labels(canvas: &mut Canvas, parts: [(u64, f64); 2], left: u64) {
+    const SIZE: f64 = 11.0;
+    let (mut begin, mut text_end) = (LEFT, LEFT);
+    for (name, (bytes, width)) in ["in use", "this plan"].into_iter().zip(parts) {
+        let text = format!("{name} {}", format_size(bytes));
+        if bytes > 0 {
+            let x = begin.max(text_end);
+            canvas.text(&Text::new(x, &text).size(SIZE).color(MUTED));
+            text_end = x + write::text_width(&text, SIZE) + 8.0;
+        }
+        begin += width;
     }
+    let text = format!("left {}", format_size(left));
+    let x = RIGHT - write::text_width(&text, SIZE);
+    if left > 0 && x > text_end {
+        canvas.text(&Text::new(x, &text).size(SIZE).color(MUTED));
+    }
+}
+
+/// Bytes of each kind, by its number.
+fn bytes_by_kind<'a>(chunks: impl Iterator<Item = &'a ChunkReport>) -> [u64; Kind::ALL.len()] {
+    let mut out = [0u64; Kind::ALL.len()];
+    for (kind, size) in chunks.flat_map(palette::pieces) {
+        if let Some(sum) = out.get_mut(kind as usize) {
+            *sum = sum.saturating_add(size);
+        }
+    }
+    out
 }
 
 type Group<'a> = (&'static str, Vec<&'a ChunkReport>);

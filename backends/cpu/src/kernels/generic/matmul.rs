@@ -3,7 +3,7 @@
 //! Two ways, by the number of tokens:
 //! - **Few tokens (decode)**: bound by reading W once. Each task multiplies some rows of W with fused decoding (`dot`).
 //! - **Many tokens (prefill)**: bound by arithmetic, so W is decoded once per ubatch, panel by panel, and multiplied as dense
-//!   f32 (`gemm`). A task owns up to [`PANEL_ROWS`] rows of W for all tokens: for each slice of [`SLICE_K`] inputs it
+//!   f32 (`gemm`). A task owns up to `PANEL_ROWS` rows of W for all tokens: for each slice of `SLICE_K` inputs it
 //!   decodes its panel (stays in L2) and passes over the packed tokens, whose slice of one panel (16 KiB) stays in L1 while
 //!   the rows pass; sums are kept in `C`, turned and written once. X is packed once and shared by all tasks.
 //!

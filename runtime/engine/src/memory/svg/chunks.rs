@@ -1,5 +1,6 @@
 //! Chunks as courses of tiles, or as a grid where there are too many.
 
+use super::bytes_by_kind;
 use super::palette::{INK, Kind, MUTED, kind, pieces};
 use super::write::{Canvas, Text, fitting, text_width};
 use crate::memory::plan::{ChunkReport, HeapReport};
@@ -274,12 +275,7 @@ fn grid(canvas: &mut Canvas, chunks: &[&ChunkReport], left: f64, right: f64) {
             x = left;
             canvas.y += CELL_STEP;
         }
-        let mut bytes = [0u64; Kind::ALL.len()];
-        for (kind, size) in cell.iter().flat_map(|chunk| pieces(chunk)) {
-            if let Some(sum) = bytes.get_mut(kind as usize) {
-                *sum = sum.saturating_add(size);
-            }
-        }
+        let bytes = bytes_by_kind(cell.iter().copied());
         let whole = bytes.iter().fold(0u64, |sum, n| sum.saturating_add(*n)).max(1);
         let first = index * per_cell;
         let tip = grid_tip(first, cell);
