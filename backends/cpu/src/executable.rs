@@ -389,8 +389,7 @@ impl<'a> Frame<'a> {
         let out = self.region(WORK + 1 + index)?;
         let out = out.get_mut(..positions.len() * table.n_rot);
         let out = out.ok_or_else(|| Error::invalid("more positions than were planned for"))?;
-        table.fill(positions, out);
-        Ok(())
+        table.fill(positions, out).map_err(|error| Error::invalid(error.to_string()))
     }
 
     /// The filled table that a rope op turns by.

@@ -2,6 +2,7 @@
 //!
 //! Every layer turns its queries and keys by the same angles, so a table of cosines and sines is made once a run for each distinct set of parameters.
 
+use crate::kernels::{KernelError, rope_table};
 use tegula_sdk::program::{OpKind, ValueId};
 
 /// One table: its parameters, and the frequency of each pair.
@@ -38,17 +39,9 @@ impl RopeTable {
             && inputs.get(2).copied() == self.factors
     }
 
-    /// Fills `table` (`[positions, n_rot]`): for each position its cosines, then its sines. Angles are f64, so that position 100,000 is as exact as position 1.
-    pub(crate) fn fill(&self, positions: &[i32], table: &mut [f32]) {
-        let half = self.n_rot / 2;
-        for (row, position) in table.chunks_exact_mut(self.n_rot.max(1)).zip(positions) {
-            let (cosines, sines) = row.split_at_mut(half);
-            for ((frequency, c), s) in self.frequencies.iter().zip(cosines).zip(sines) {
-                let (sin, cos) = (f64::from(*position) * frequency).sin_cos();
-                *c = (cos * self.attn_factor) as f32;
-                *s = (sin * self.attn_factor) as f32;
-            }
-        }
+    /// Fills `table` (`[positions, n_rot]`).
+    pub(crate) fn fill(&self, positions: &[i32], table: &mut [f32]) -> Result<(), KernelError> {
+        rope_table(&self.frequencies, self.attn_factor, positions, table)
     }
 }
 

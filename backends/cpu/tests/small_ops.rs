@@ -9,7 +9,7 @@
 mod common;
 
 use common::{Rng, check, machines, ulps};
-use tegula_cpu::kernels::{Glu, KvSlot, KvStore, RopeParams, RopeStyle, Unary, rope_table};
+use tegula_cpu::kernels::{Glu, KvSlot, KvStore, RopeStyle, Unary, rope_table};
 use tegula_quant::{DType, quantize};
 
 /// Arguments that matter: a dense sweep, tiny and huge values.
@@ -221,15 +221,14 @@ fn rope() {
     for (head_dim, n_rot, n_head) in [(64, 64, 3), (80, 32, 2), (10, 6, 1), (36, 34, 2)] {
         let factors = rng.vec(n_rot / 2, 0.4).into_iter().map(|f| f + 1.0).collect::<Vec<_>>();
         for freq_factors in [None, Some(&factors[..])] {
-            let params = RopeParams {
-                n_rot,
-                freq_base: 10_000.0,
-                freq_scale: 0.5,
-                magnitude: 1.25,
-                freq_factors,
-            };
-            let mut table = vec![0.0; params.table_len(positions.len())];
-            rope_table(&params, &positions, &mut table).unwrap();
+            let frequencies: Vec<f64> = (0..n_rot / 2)
+                .map(|p| {
+                    let factor = freq_factors.map_or(1.0, |f| f64::from(f[p]));
+                    0.5 * 10_000f64.powf(-2.0 * p as f64 / n_rot as f64) / factor
+                })
+                .collect();
+            let mut table = vec![0.0; positions.len() * n_rot];
+            rope_table(&frequencies, 1.25, &positions, &mut table).unwrap();
             let x = rng.vec(positions.len() * n_head * head_dim, 2.0);
             for (kernels, style) in machines()
                 .into_iter()
@@ -239,14 +238,13 @@ fn rope() {
                 kernels.rope(style, n_rot, n_head, head_dim, &table, &mut got).unwrap();
                 let mut want: Vec<f64> = x.iter().copied().map(f64::from).collect();
                 for (i, head) in want.chunks_exact_mut(head_dim).enumerate() {
-                    for p in 0..n_rot / 2 {
+                    for (p, frequency) in frequencies.iter().enumerate() {
                         let (a, b) = match style {
                             RopeStyle::Interleaved => (2 * p, 2 * p + 1),
                             _ => (p, p + n_rot / 2),
                         };
-                        let factor = freq_factors.map_or(1.0, |f| f64::from(f[p]));
-                        let step = 0.5 * 10_000f64.powf(-2.0 * p as f64 / n_rot as f64) / factor;
-                        let (sin, cos) = (f64::from(positions[i / n_head]) * step).sin_cos();
+                        let angle = f64::from(positions[i / n_head]) * frequency;
+                        let (sin, cos) = angle.sin_cos();
                         let (va, vb) = (head[a], head[b]);
                         head[a] = 1.25 * (va * cos - vb * sin);
                         head[b] = 1.25 * (va * sin + vb * cos);

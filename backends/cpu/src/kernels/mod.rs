@@ -22,7 +22,7 @@ pub use generic::attention::{Attention, AttnSeq};
 pub use generic::elementwise::{Glu, Unary};
 pub use generic::kv::{KvSlot, KvStore};
 pub use generic::matmul::{MatMul, RowTile};
-pub use generic::rope::{RopeParams, RopeStyle, rope_table};
+pub use generic::rope::{RopeStyle, rope_table};
 
 use generic::Kernel;
 

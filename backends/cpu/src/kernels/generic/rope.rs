@@ -17,59 +17,25 @@ pub enum RopeStyle {
     Halves,
 }
 
-/// How fast each pair turns: pair `i` by `position * freq_scale * freq_base^(-2i / n_rot) / freq_factors[i]` radians.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeParams<'a> {
-    /// Elements of a head that turn; even. The others are left alone.
-    pub n_rot: usize,
-    /// Usually 10,000 or more.
-    pub freq_base: f64,
-    /// 1, or the inverse of a linear context extension.
-    pub freq_scale: f64,
-    /// Multiplies cosines and sines; 1 unless the model scales attention through them.
-    pub magnitude: f64,
-    /// `[n_rot / 2]` divisors.
-    pub freq_factors: Option<&'a [f32]>,
-}
-
-impl RopeParams<'_> {
-    /// f32 in the table for `n_tokens`.
-    pub fn table_len(&self, n_tokens: usize) -> usize {
-        n_tokens.saturating_mul(self.n_rot)
-    }
-}
-
-/// Fills `table` for these positions: per token `n_rot / 2` cosines, then as many sines.
+/// Fills `table` for these positions: per token one cosine for each frequency, then as many sines, all times `magnitude`. Pair `i` turns by
+/// `position * frequencies[i]` radians; angles are f64, so that position 100,000 is as exact as position 1.
 ///
 /// # Errors
-/// [`KernelError`] when `n_rot` is odd or a length does not fit.
+/// [`KernelError`] when the table's length does not fit.
 pub fn rope_table(
-    params: &RopeParams<'_>,
-    positions: &[u32],
+    frequencies: &[f64],
+    magnitude: f64,
+    positions: &[i32],
     table: &mut [f32],
 ) -> Result<(), KernelError> {
-    let n_rot = params.n_rot;
-    if !n_rot.is_multiple_of(2) {
-        return Err(KernelError::Shape {
-            kernel: "rope",
-            what: "n_rot",
-            got: n_rot,
-            allowed: "it must be even",
-        });
-    }
-    expect_len("rope", "table", &[positions.len(), n_rot], table.len())?;
-    let half = n_rot / 2;
-    if let Some(factors) = params.freq_factors {
-        expect_len("rope", "freq_factors", &[half], factors.len())?;
-    }
-    for i in 0..half {
-        let exponent = -2.0 * i as f64 / n_rot as f64;
-        let factor = params.freq_factors.map_or(1.0, |f| f64::from(f[i]));
-        let step = params.freq_scale * params.freq_base.powf(exponent) / factor;
-        for (token, &position) in table.chunks_exact_mut(n_rot).zip(positions) {
-            let (sin, cos) = (f64::from(position) * step).sin_cos();
-            token[i] = (cos * params.magnitude) as f32;
-            token[half + i] = (sin * params.magnitude) as f32;
+    let half = frequencies.len();
+    expect_len("rope", "table", &[positions.len(), half * 2], table.len())?;
+    for (token, position) in table.chunks_exact_mut((half * 2).max(1)).zip(positions) {
+        let (cosines, sines) = token.split_at_mut(half);
+        for ((frequency, c), s) in frequencies.iter().zip(cosines).zip(sines) {
+            let (sin, cos) = (f64::from(*position) * frequency).sin_cos();
+            *c = (cos * magnitude) as f32;
+            *s = (sin * magnitude) as f32;
         }
     }
     Ok(())
