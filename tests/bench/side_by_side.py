@@ -1,102 +1,202 @@
 #!/usr/bin/env python3
-"""Speed of tegula beside llama.cpp: same file, same tokens, same threads, in turns, as ratios.
+"""Speed of tegula beside llama.cpp: same file, same numbers of tokens, same threads, in turns, as ratios.
 
-Needs the PyPI package llama-cpp-python in the interpreter that runs it (a virtual environment outside the repository), and
-target/release/tegula. Each pair runs both once, the one that goes first alternating; the figure is the median of the
-pairs' ratios, since these depend less on what else the machine does than either speed.
+`cargo xtask bench --peer` sets up what this needs and runs it: the PyPI package llama-cpp-python in the interpreter, and
+target/release/tegula. Each pair runs both programs once, the one that goes first alternating; a figure is the median of the pairs'
+ratios, since these depend less on what else the machine does than either speed. Each program runs each case once before it counts.
 
-    python side_by_side.py MODEL.gguf [--pairs 7] [--prompt 512] [--generate 128] [--threads 2]
+    python side_by_side.py MODEL.gguf [--pairs 7] [--prompt 512] [--generate 128] [--depth 0,4096] [--threads 2] [--busy 1] [--json]
+
+With --flash-attention both (the default) the peer runs each case with flash attention on and off, and its faster one counts.
+With --busy N, N busy loops run beside both. With --start, the time from starting the program to the first token of a prompt of 16 tokens is
+compared too, and the greatest resident memory.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEGULA = ROOT / "target/release/tegula"
 
 
-def peer(args, text):
-    """Prompt and generation speed of llama.cpp: its decode function alone, without the binding's own work or any sampling."""
-    import ctypes
+def cases(args):
+    """(kind, tokens, depth) of each case, in the order in which `tegula bench` runs them."""
+    out = []
+    for depth in args.depth:
+        out += [("prompt", n, depth) for n in args.prompt if n]
+        out += [("generate", n, depth) for n in args.generate if n]
+    return out
 
-    import llama_cpp
 
-    llm = llama_cpp.Llama(args.model, n_ctx=args.prompt + args.generate + 64, n_batch=2048, n_ubatch=512,
-                          n_threads=args.threads, n_threads_batch=args.threads, verbose=False, flash_attn=True)
-    ctx = llm._ctx.ctx
+class Peer:
+    """llama.cpp through its C functions alone: the binding's own Python work is not measured, nor any sampling."""
 
-    def decode(ids):
-        array = (ctypes.c_int32 * len(ids))(*ids)
-        if llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(ids))) != 0:
-            raise RuntimeError("llama_decode failed")
-        llama_cpp.llama_synchronize(ctx)
+    def __init__(self, args, flash_attention):
+        import ctypes
 
-    tokens = llm.tokenize(text.encode())[: args.prompt]
-    decode(tokens[:16])  # the first run sets buffers up
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+        import llama_cpp
+
+        self.c, self.api = ctypes, llama_cpp
+        n_ctx = max([n + depth for _, n, depth in cases(args)] + [64])
+        self.llm = llama_cpp.Llama(args.model, n_ctx=n_ctx, n_batch=2048, n_ubatch=512, n_threads=args.threads,
+                                   n_threads_batch=args.threads, verbose=False, flash_attn=flash_attention)
+        self.ctx = self.llm._ctx.ctx
+
+    def decode(self, ids):
+        for begin in range(0, len(ids), 2048):
+            part = ids[begin:begin + 2048]
+            array = (self.c.c_int32 * len(part))(*part)
+            if self.api.llama_decode(self.ctx, self.api.llama_batch_get_one(array, len(part))) != 0:
+                raise RuntimeError("llama_decode failed")
+        self.api.llama_synchronize(self.ctx)
+
+    def forget(self, depth):
+        self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.ctx), 0, depth, -1)
+
+    def run(self, kind, n, depth):
+        """Tokens a second of the first run and of the second."""
+        ids = [(i * 7919) % 20000 + 300 for i in range(depth + n)]
+        self.forget(0)
+        if depth:
+            self.decode(ids[:depth])
+        rates = []
+        for _ in range(2):
+            self.forget(depth)
+            begin = time.perf_counter()
+            if kind == "prompt":
+                self.decode(ids[depth:])
+            else:
+                for id in ids[depth:]:
+                    self.decode([id])
+            rates.append(n / (time.perf_counter() - begin))
+        return rates
+
+
+def peer_main(args):
+    peer = Peer(args, args.flash_attention == "on")
+    print(json.dumps([peer.run(*case) for case in cases(args)]))
+
+
+def peer(args):
+    """The peer in a process of its own, so that both start alike; of its settings the best."""
+    settings = ["on", "off"] if args.flash_attention == "both" else [args.flash_attention]
+    results = []
+    for setting in settings:
+        command = [sys.executable, __file__, args.model, "--peer", "--flash-attention", setting, "--threads", str(args.threads)]
+        for name in ("prompt", "generate", "depth"):
+            command += [f"--{name}", ",".join(map(str, getattr(args, name)))]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        results.append(json.loads(out.splitlines()[-1]))
+    return [max(rates, key=lambda rate: rate[1]) for rates in zip(*results)]
+
+
+def ours(args):
+    command = [str(TEGULA), "bench", args.model, "-r", "1", "--json", "-t", str(args.threads)]
+    command += ["-p", ",".join(map(str, args.prompt)), "-n", ",".join(map(str, args.generate)), "-d", ",".join(map(str, args.depth))]
+    command += ["--device", args.device] if args.device else []
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return [[case["first"], case["median"]] for case in report["cases"]]
+
+
+PEER_START = """
+import sys, llama_cpp
+llm = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_threads=int(sys.argv[2]), verbose=False)
+llm.eval([(i * 7919) % 20000 + 300 for i in range(16)])
+llm.sample(temp=0)
+"""
+
+
+def start(command):
+    """Seconds of a whole process, and its greatest resident memory in bytes."""
+    import os
+
     begin = time.perf_counter()
-    decode(tokens)
-    prompt = len(tokens) / (time.perf_counter() - begin)
-    begin = time.perf_counter()
-    for index in range(args.generate):
-        decode([tokens[index % len(tokens)]])
-    generate = args.generate / (time.perf_counter() - begin)
-    return {"prompt": prompt, "generate": generate, "n_prompt": len(tokens)}
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    if status != 0:
+        raise RuntimeError(f"{command[0]} failed ({status})")
+    return time.perf_counter() - begin, usage.ru_maxrss * 1024
 
 
-def ours(args, text):
-    out = subprocess.run([str(ROOT / "target/release/tegula"), "run", args.model, "-p", text, "-n", str(args.generate + 1),
-                          "--temperature", "0", "--ignore-eos", "--json", "-q", "-t", str(args.threads),
-                          "-c", str(args.prompt + args.generate + 64)],
-                         check=True, capture_output=True, text=True).stdout
-    result = json.loads(out)
-    return {"prompt": result["prompt_tokens_per_s"], "generate": result["tokens_per_s"],
-            "n_prompt": len(result["prompt_tokens"])}
+def starts(args):
+    """[seconds, bytes] of ours and the peer's start; the binding's imports are not held against the peer."""
+    a = start([str(TEGULA), "run", args.model, "-p", "The roof of the old house was made of red tiles and it", "-n", "1", "-c", "512",
+               "--temperature", "0", "-q", "-t", str(args.threads)])
+    b = start([sys.executable, "-c", PEER_START, args.model, str(args.threads)])
+    imports = start([sys.executable, "-c", "import llama_cpp"])
+    return a, (b[0] - imports[0], b[1])
 
 
-def peer_in_process(args, text):
-    """A process of its own, so that both start alike."""
-    command = ["python", __file__, args.model, "--peer", "--prompt", str(args.prompt), "--generate", str(args.generate),
-               "--threads", str(args.threads)]
-    import sys
-    command[0] = sys.executable
-    return json.loads(subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout)
+@contextlib.contextmanager
+def busy(n):
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",") if word]
+
+
+def summary(name, pairs, unit):
+    ratios = sorted(a / b for a, b in pairs)
+    row = {"case": name, "pairs": len(pairs), "ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1],
+           "ours": statistics.median(a for a, _ in pairs), "peer": statistics.median(b for _, b in pairs), "unit": unit}
+    print(f"{name}: {row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f}), {row['ours']:.1f} / {row['peer']:.1f} {unit}",
+          file=sys.stderr, flush=True)
+    return row
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--generate", type=int, default=128)
+    parser.add_argument("--prompt", type=numbers, default=[512])
+    parser.add_argument("--generate", type=numbers, default=[128])
+    parser.add_argument("--depth", type=numbers, default=[0])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="ours")
+    parser.add_argument("--flash-attention", choices=["on", "off", "both"], default="both")
+    parser.add_argument("--start", action="store_true")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
-        import sys
-        print(json.dumps(peer(args, sys.stdin.read())))
+        peer_main(args)
         return
-    # About four characters a token; both cut or take what the tokenizer makes of it, and the counts are compared.
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    tokens = json.loads(subprocess.run([str(ROOT / "target/release/tegula"), "tokenize", args.model, "--json"], input=text,
-                                       check=True, capture_output=True, text=True).stdout)[: args.prompt]
-    text = subprocess.run([str(ROOT / "target/release/tegula"), "tokenize", args.model, "--decode"], input=json.dumps(tokens),
-                          check=True, capture_output=True, text=True).stdout
-    pairs = []
-    for index in range(args.pairs):
-        order = [ours, peer_in_process] if index % 2 == 0 else [peer_in_process, ours]
-        results = {run.__name__: run(args, text) for run in order}
-        a, b = results["ours"], results["peer_in_process"]
-        pairs.append((a, b))
-        print(f"pair {index + 1}: prompt {a['prompt']:.1f} / {b['prompt']:.1f} ({a['n_prompt']} and {b['n_prompt']} tokens), "
-              f"generation {a['generate']:.1f} / {b['generate']:.1f}", flush=True)
-    for what in ("prompt", "generate"):
-        ratios = sorted(a[what] / b[what] for a, b in pairs)
-        print(f"{what}: median ratio {statistics.median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f}), medians "
-              f"{statistics.median(a[what] for a, _ in pairs):.1f} / {statistics.median(b[what] for _, b in pairs):.1f} t/s")
+    pairs, begun = [], []
+    with busy(args.busy):
+        for index in range(args.pairs):
+            order = [ours, peer] if index % 2 == 0 else [peer, ours]
+            results = {run.__name__: run(args) for run in order}
+            pairs.append((results["ours"], results["peer"]))
+            if args.start:
+                begun.append(starts(args))
+            for case, a, b in zip(cases(args), *pairs[-1]):
+                print(f"pair {index + 1}: {case[0]} {case[1]} at depth {case[2]}: {a[1]:.1f} / {b[1]:.1f} = {a[1] / b[1]:.2f}",
+                      file=sys.stderr, flush=True)
+    rows = []
+    for number, (kind, n, depth) in enumerate(cases(args)):
+        name = f"{kind} {n} at depth {depth}"
+        rows.append(summary(name, [(a[number][1], b[number][1]) for a, b in pairs], "t/s"))
+        if kind == "prompt":
+            rows.append(summary(f"{name}, first run", [(a[number][0], b[number][0]) for a, b in pairs], "t/s"))
+    if begun:
+        rows.append(summary("start to first token (less is better)", [(a[0], b[0]) for a, b in begun], "s"))
+        rows.append(summary("peak memory (less is better)", [(a[1] / 2**20, b[1] / 2**20) for a, b in begun], "MiB"))
+    if args.json:
+        print(json.dumps({"model": args.model, "threads": args.threads, "busy": args.busy, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

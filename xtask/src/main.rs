@@ -10,6 +10,7 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod bench;
 mod codegen;
 mod demo;
 mod machine;
@@ -42,6 +43,8 @@ enum Chore {
     Ci,
     /// Check what neither the compiler nor clippy can: layering, layout, licences, wording.
     Tidy,
+    /// Compare speed with llama.cpp on this machine.
+    Bench(bench::Flags),
     /// Write the files that are derived from others: the C header and the digest of the boundary.
     Codegen(codegen::Flags),
     /// Make a backend of your own outside of this repository, which builds and is right at once.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Chore::Test(flags) => test::run(&flags),
         Chore::Ci => test::run(&test::Flags::default()),
         Chore::Tidy => tidy::run(),
+        Chore::Bench(flags) => bench::run(&flags),
         Chore::Codegen(flags) => codegen::run(&flags),
         Chore::NewBackend(flags) => new_backend::run(&flags),
     };

@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Show backends, devices and their memory.
     Devices(DevicesArgs),
+    /// Measure how fast a model runs here.
+    Bench(BenchArgs),
     /// Check that a backend plugin keeps its promises.
     Verify(VerifyArgs),
     /// Show what loading a model would put where.
@@ -252,6 +254,35 @@ pub(crate) struct ChatArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten, next_help_heading = "Choosing tokens")]
     pub(crate) sample: SampleArgs,
+}
+
+/// `tegula bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each case runs once to set things up (column first), then --repeat times (median, least and most). Generation
+includes choosing the likeliest token. The context is as long as the longest case needs unless -c says otherwise.
+
+Examples:
+  tegula bench model.gguf
+  tegula bench model.gguf -p 512,2048 -n 128 -d 0,8192 --kv-type q8_0 --json")]
+pub(crate) struct BenchArgs {
+    /// Prompts to measure, in tokens; 0 is none
+    #[arg(short = 'p', long, value_name = "N,...", value_delimiter = ',', default_value = "512")]
+    pub(crate) prompt: Vec<u32>,
+    /// Generations to measure, in tokens; 0 is none
+    #[arg(short = 'n', long, value_name = "N,...", value_delimiter = ',', default_value = "128")]
+    pub(crate) generate: Vec<u32>,
+    /// Tokens that are in the KV cache before
+    #[arg(short = 'd', long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    pub(crate) depth: Vec<u32>,
+    /// Runs of each case
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// As JSON, with every run
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
 }
 
 /// `tegula devices`.

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
         Command::Devices(args) => commands::devices::run(args),
+        Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),
         Command::Plan(args) => commands::plan::run(args),
         Command::Pull(args) => commands::pull::run(args),

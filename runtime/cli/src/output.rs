@@ -38,8 +38,12 @@ pub(crate) fn runtime(caps: &[DeviceCap]) -> Result<Runtime> {
 
 /// A loaded model that gives `n_outputs` rows of logits a run, and the time that took. A bar shows progress on a terminal.
 pub(crate) fn load(args: &LoadArgs, n_outputs: u32) -> Result<(Model, Duration)> {
+    load_with(args, &args.how.options(n_outputs))
+}
+
+/// The same with options that a command has made its own of.
+pub(crate) fn load_with(args: &LoadArgs, options: &ModelOptions) -> Result<(Model, Duration)> {
     let path = crate::models::find(&args.model)?;
-    let options = &args.how.options(n_outputs);
     let begin = Instant::now();
     let bar = if std::io::stderr().is_terminal() {
         let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}")
