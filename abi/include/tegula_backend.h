@@ -27,7 +27,7 @@
 
 // The revision of the tables in this crate. A plugin states the range it can serve; the core takes the
 // greatest revision both know.
-#define TEGULA_REVISION 1
+#define TEGULA_REVISION 2
 
 // The oldest revision that this crate's reader still understands.
 #define TEGULA_REVISION_MIN 1
@@ -71,8 +71,11 @@
 // The table of embed.
 #define TEGULA_WEIGHT_USE_EMBED 2
 
-// Norm weights, biases, rope factors: read element by element.
+// Norm weights, biases, rope factors, kernels of convolutions: read element by element.
 #define TEGULA_WEIGHT_USE_VECTOR 4
+
+// The stack of matmul_experts: a few experts' rows are read in each run.
+#define TEGULA_WEIGHT_USE_EXPERTS 8
 
 // What a fallible function returns. 0 is success; everything else is a failure, known or not.
 enum TegulaStatus
@@ -347,7 +350,7 @@ enum TegulaOpCode
     TEGULA_OP_CODE_UNARY = 9,
     // `(a, b) -> a + b`; b may be one row, used for every row of a. No parameters.
     TEGULA_OP_CODE_ADD = 10,
-    // `(a, b) -> a * b`; b may be one row. No parameters.
+    // `(a, b) -> a * b`; b may be one row, or a weight of one number. No parameters.
     TEGULA_OP_CODE_MUL = 11,
     // `(x) -> x * factor`: `ScaleParams`.
     TEGULA_OP_CODE_SCALE = 12,
@@ -363,6 +366,25 @@ enum TegulaOpCode
     TEGULA_OP_CODE_ARGMAX = 17,
     // `(x f32[n, m]) -> (i32[n, k], f32[n, k])`: the k greatest, in falling order, the first of equals before. `TopKParams`.
     TEGULA_OP_CODE_TOP_K = 18,
+    // `(x f32[n, n_in] or f32[n, k * n_in], W, ids i32[n, k], bias? f32[n_expert, n_rows]) -> f32[n, k * n_rows]`, where W is
+    // `[n_expert * n_rows, n_in]`, expert after expert: columns `j * n_rows ..` of row i are `x W_e^T + bias_e` with `e = ids[i, j]`.
+    // All k products of a row read the same x, or, where x is k times as wide, columns `j * n_in ..` of it. `ExpertsParams`.
+    TEGULA_OP_CODE_MATMUL_EXPERTS = 19,
+    // `(logits f32[n, n_expert], selection_bias? f32[n_expert]) -> (ids i32[n, k], weights f32[n, k])`: `RouterParams`.
+    TEGULA_OP_CODE_ROUTER_TOPK = 20,
+    // `(x f32[n, k * m], weights f32[n, k]) -> f32[n, m]`: the sum over j of `weights[i, j]` times columns `j * m ..`. No parameters.
+    TEGULA_OP_CODE_COMBINE_EXPERTS = 21,
+    // `(x) -> x / sqrt(sum(x^2) + eps)` over groups of n elements: `NormParams`.
+    TEGULA_OP_CODE_L2_NORM = 22,
+    // `(x f32[n, m], W f32[m, kernel], bias? f32[m]) -> f32[n, m]`: causal convolution over time, each column by itself. `ConvStateParams`.
+    TEGULA_OP_CODE_CONV_STATE = 23,
+    // `(q f32[n, n_head_k * head_dim_k], k likewise, v f32[n, n_head_v * head_dim_v], g f32[n, n_head_v], beta f32[n, n_head_v])
+    // -> f32[n, n_head_v * head_dim_v]`: the gated delta rule. `GatedDeltaParams`.
+    TEGULA_OP_CODE_GATED_DELTA = 24,
+    // `(x f32[n, c * group]) -> f32[n, c * len]`: columns `begin .. begin + len` of every group of `group` columns. `SliceGroupsParams`.
+    TEGULA_OP_CODE_SLICE_GROUPS = 25,
+    // `(gate, up) -> a / (1 + exp(-alpha a)) * (b + 1)` with `a = min(gate, limit)`, `b = clamp(up, -limit, limit)`. `GluClampedParams`.
+    TEGULA_OP_CODE_GLU_CLAMPED = 26,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -409,12 +431,54 @@ enum TegulaActivation
     TEGULA_ACTIVATION_SIGMOID = 4,
     // `tanh(x)`.
     TEGULA_ACTIVATION_TANH = 5,
+    // `ln(1 + exp(x))`.
+    TEGULA_ACTIVATION_SOFTPLUS = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum TegulaActivation TegulaActivation;
 #else
 typedef uint32_t TegulaActivation;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// From a router's logits to the weights of experts.
+enum TegulaRouterGating
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Softmax over all experts.
+    TEGULA_ROUTER_GATING_SOFTMAX = 0,
+    // Sigmoid of each.
+    TEGULA_ROUTER_GATING_SIGMOID = 1,
+    // Softmax over the selected experts alone.
+    TEGULA_ROUTER_GATING_SOFTMAX_SELECTED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum TegulaRouterGating TegulaRouterGating;
+#else
+typedef uint32_t TegulaRouterGating;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Which head of queries and keys a head of values goes with, of `n_head_k` and `n_head_v`.
+enum TegulaHeadOrder
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Head h with `h / (n_head_v / n_head_k)`: neighbours share.
+    TEGULA_HEAD_ORDER_GROUPED = 0,
+    // Head h with `h % n_head_k`.
+    TEGULA_HEAD_ORDER_TILED = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum TegulaHeadOrder TegulaHeadOrder;
+#else
+typedef uint32_t TegulaHeadOrder;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -634,6 +698,9 @@ typedef struct {
     uint64_t n_in;
     // Rows (output features, vocabulary; experts times rows for expert stacks).
     uint64_t n_rows;
+    // Rows of one expert, for expert stacks: a layout's groups of rows do not cross from one expert to the next, so `rows_per_group`
+    // divides it. Default: 0, which is no stack.
+    uint64_t rows_per_expert;
 } TegulaWeightDesc;
 
 // How a device wants a weight laid out; stated before anything is allocated, so that the plan is true.
@@ -642,7 +709,7 @@ typedef struct {
     size_t struct_size;
     // `LAYOUT_NATIVE`, or a number of the backend's own.
     uint32_t layout;
-    // Rows are split between tiles only at multiples of this.
+    // Rows are split between tiles only at multiples of this. Expert stacks are split between experts where an expert fits a chunk.
     uint32_t rows_per_group;
     // Bytes that a group of rows takes; the last group may be short of rows, not of bytes.
     uint64_t group_bytes;
@@ -756,6 +823,28 @@ typedef struct {
     size_t stride;
 } TegulaSlice_KvLayer;
 
+// State that an op keeps for each sequence between runs: `n_elements` f32, contiguous, in an order that the op says.
+// Exactly one op names it.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Elements of one sequence's record.
+    uint64_t n_elements;
+} TegulaStateLayer;
+
+// A borrowed array whose elements may be of a newer, longer type than the reader's. Frozen.
+//
+// Element `i` starts `i * stride` bytes after `ptr`; `stride` is the writer's size of `T`. A reader refuses a
+// stride below the first revision's size of `T` and takes defaults for fields beyond it.
+typedef struct {
+    // First element; may be null when `len` is 0.
+    const TegulaStateLayer *ptr;
+    // Number of elements.
+    size_t len;
+    // Distance between elements in bytes.
+    size_t stride;
+} TegulaSlice_StateLayer;
+
 // A program. Borrowed for the call it is passed to.
 typedef struct {
     // Set by the host.
@@ -772,6 +861,8 @@ typedef struct {
     TegulaSlice_u32 outputs;
     // The layers of the KV cache that KV_STORE and ATTENTION name.
     TegulaSlice_KvLayer kv_layers;
+    // The recurrent state that CONV_STATE and GATED_DELTA name. Default: none.
+    TegulaSlice_StateLayer state_layers;
 } TegulaProgram;
 
 // Bounds an executable is made for, and what it may use.
@@ -958,6 +1049,10 @@ typedef struct {
     uint32_t reserved;
     // One block table for each KV group of the program.
     const TegulaBlockTable *tables;
+    // Its place in `StatePool`; no two sequences of a run have the same. Default: 0, which is right for a program without state.
+    uint32_t state_slot;
+    // Unused; keeps the size even.
+    uint32_t reserved_end;
 } TegulaSeqSpan;
 
 // A borrowed array whose elements may be of a newer, longer type than the reader's. Frozen.
@@ -1027,6 +1122,23 @@ typedef struct {
     size_t stride;
 } TegulaSlice_KvGroup;
 
+// The recurrent state of all sequences: one record for each state layer in each slot, `n_elements` f32 as the layer's op says.
+//
+// A sequence whose `first_pos` is 0 begins with zeros whatever its records hold; one whose `first_pos` is more continues from what the run that ended
+// at that position left. Runs that name a slot change its records; a run that fails leaves them undefined.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Changes whenever tiles change; equal values mean equal tiles, so that translated tables can be kept.
+    uint64_t generation;
+    // Slots that exist: ids `0 .. n_slots`.
+    uint32_t n_slots;
+    // State layers of the program.
+    uint32_t n_layers;
+    // `n_slots * n_layers` tiles, each a whole record: for each slot, for each layer.
+    TegulaSlice_BufferRange tiles;
+} TegulaStatePool;
+
 // One run.
 typedef struct {
     // Set by the host.
@@ -1045,6 +1157,8 @@ typedef struct {
     TegulaSlice_SeqSpan seqs;
     // The KV groups of the program.
     TegulaSlice_KvGroup kv;
+    // The recurrent state; null where the program has none. Default: null.
+    const TegulaStatePool *state;
 } TegulaRunArgs;
 
 // The functions of an open device. Static in the plugin. Required unless marked `(optional)`.
@@ -1132,11 +1246,11 @@ typedef struct {
     const TegulaBackendTable *backend;
 } TegulaPlugin;
 
-// Parameters of RMS_NORM and LAYER_NORM.
+// Parameters of RMS_NORM, LAYER_NORM and L2_NORM.
 typedef struct {
     // Set by the host.
     size_t struct_size;
-    // Added to the mean square (or variance) before the root.
+    // Added to the mean square (variance, sum of squares) before the root.
     float eps;
     // Elements normalised together; divides the last dimension. Per-head norms have the head's size here. Weight and bias have this length.
     uint32_t n;
@@ -1234,6 +1348,99 @@ typedef struct {
     // How many; at most the last dimension.
     uint32_t k;
 } TegulaTopKParams;
+
+// Parameters of MATMUL_EXPERTS.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Experts; divides the rows of W.
+    uint32_t n_expert;
+} TegulaExpertsParams;
+
+// Parameters of ROUTER_TOPK.
+//
+// With `p = softmax(logits)`, `sigmoid(logits)` or, for SOFTMAX_SELECTED, `logits`, the selected experts are the k greatest of `p + selection_bias`, in
+// falling order, the first of equals before; a NaN is less than everything. Their weights are their `p`, without the bias, for SOFTMAX_SELECTED the
+// softmax over the k; with `normalise` they are then divided by their sum, which counts as at least 1e-20; last they are multiplied by `scale`.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Experts of a token; at most n_expert.
+    uint32_t k;
+    // How logits become weights.
+    TegulaRouterGating gating;
+    // 1 to divide the weights by their sum, 0 not to.
+    uint32_t normalise;
+    // Multiplies the weights.
+    float scale;
+} TegulaRouterParams;
+
+// Parameters of CONV_STATE. With `x[s]` the row of the sequence's position s, zero before position 0:
+// `y[t] = bias + sum over j in 0 .. kernel of W[:, j] * x[t - (kernel - 1) + j]`.
+//
+// The record is `[kernel - 1][m]`: the sequence's last `kernel - 1` rows of x, the oldest first. It is read for rows before this run,
+// and written with what the next run needs.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Index into `Program::state_layers`.
+    uint32_t state_layer;
+} TegulaConvStateParams;
+
+// Parameters of GATED_DELTA (Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", equation 10).
+//
+// Each head of values has a state S of `[head_dim_v][head_dim_k]`, all zero before position 0. For each token in order, with the head's
+// q, k, v, g, beta (k is normalised by whoever makes it; g is the logarithm of the decay, at most 0; beta is between 0 and 1):
+//
+// ```text
+// S = exp(g) S
+// d = beta (v - S k)
+// S = S + d k^T
+// y = scale S q
+// ```
+//
+// The record is `[n_head_v][head_dim_v][head_dim_k]`: S after the sequence's last token. Rows of S do not touch each other. Backends may compute several tokens
+// at once by an equal form.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Index into `Program::state_layers`.
+    uint32_t state_layer;
+    // Heads of queries and keys.
+    uint32_t n_head_k;
+    // Heads of values; a multiple of n_head_k.
+    uint32_t n_head_v;
+    // Elements of a query and of a key.
+    uint32_t head_dim_k;
+    // Elements of a value.
+    uint32_t head_dim_v;
+    // Which heads go together.
+    TegulaHeadOrder order;
+    // Multiplies the result.
+    float scale;
+} TegulaGatedDeltaParams;
+
+// Parameters of SLICE_GROUPS.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Columns of a group; divides the last dimension.
+    uint32_t group;
+    // First column in each group.
+    uint32_t begin;
+    // Number of columns of each group.
+    uint32_t len;
+} TegulaSliceGroupsParams;
+
+// Parameters of GLU_CLAMPED.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Steepness of the sigmoid.
+    float alpha;
+    // Bound of both sides; more than 0.
+    float limit;
+} TegulaGluClampedParams;
 
 // The type of `ENTRY_SYMBOL`: negotiates and returns at once; no driver call, no thread, no allocation kept.
 // Gives INCOMPATIBLE, with `revision_min` and `revision_max` filled, when no revision is common.

@@ -36,7 +36,7 @@ crossing! {
     BufferTypeInfo => size_of::<BufferTypeInfo>();
     DeviceOptions => size_of::<DeviceOptions>();
     BufferDesc => size_of::<BufferDesc>();
-    WeightDesc => size_of::<WeightDesc>();
+    WeightDesc => std::mem::offset_of!(WeightDesc, rows_per_expert);
     WeightLayout => size_of::<WeightLayout>();
     WeightTile => size_of::<WeightTile>();
     WeightBinding => size_of::<WeightBinding>();
@@ -44,13 +44,15 @@ crossing! {
     CompileOptions => size_of::<CompileOptions>();
     ExecutableMemory => size_of::<ExecutableMemory>();
     Binding => size_of::<Binding>();
-    SeqSpan => size_of::<SeqSpan>();
+    SeqSpan => std::mem::offset_of!(SeqSpan, state_slot);
     KvGroup => size_of::<KvGroup>();
-    RunArgs => size_of::<RunArgs>();
+    StatePool => size_of::<StatePool>();
+    RunArgs => std::mem::offset_of!(RunArgs, state);
     Value => size_of::<Value>();
     Op => size_of::<Op>();
     KvLayer => size_of::<KvLayer>();
-    Program => size_of::<Program>();
+    StateLayer => size_of::<StateLayer>();
+    Program => std::mem::offset_of!(Program, state_layers);
     NormParams => size_of::<NormParams>();
     RopeParams => size_of::<RopeParams>();
     KvStoreParams => size_of::<KvStoreParams>();
@@ -59,6 +61,12 @@ crossing! {
     ScaleParams => size_of::<ScaleParams>();
     SliceParams => size_of::<SliceParams>();
     TopKParams => size_of::<TopKParams>();
+    ExpertsParams => size_of::<ExpertsParams>();
+    RouterParams => size_of::<RouterParams>();
+    ConvStateParams => size_of::<ConvStateParams>();
+    GatedDeltaParams => size_of::<GatedDeltaParams>();
+    SliceGroupsParams => size_of::<SliceGroupsParams>();
+    GluClampedParams => size_of::<GluClampedParams>();
 }
 
 /// Copies a struct of the other side; fields that it does not have are zero. `None` for null, a misaligned pointer, or a

@@ -87,6 +87,9 @@ pub struct WeightDesc {
     pub n_in: u64,
     /// Rows (output features, vocabulary; experts times rows for expert stacks).
     pub n_rows: u64,
+    /// Rows of one expert, for expert stacks: a layout's groups of rows do not cross from one expert to the next, so `rows_per_group`
+    /// divides it. Default: 0, which is no stack.
+    pub rows_per_expert: u64,
 }
 
 /// Which ops read a weight, so that a backend repacks only what no other op reads row by row.
@@ -95,8 +98,10 @@ pub mod weight_use {
     pub const MATMUL: u32 = 1;
     /// The table of embed.
     pub const EMBED: u32 = 2;
-    /// Norm weights, biases, rope factors: read element by element.
+    /// Norm weights, biases, rope factors, kernels of convolutions: read element by element.
     pub const VECTOR: u32 = 4;
+    /// The stack of matmul_experts: a few experts' rows are read in each run.
+    pub const EXPERTS: u32 = 8;
 }
 
 /// [`WeightLayout::layout`] of GGUF's own rows: such weights are used where they lie, from a file mapping too.
@@ -110,7 +115,7 @@ pub struct WeightLayout {
     pub struct_size: usize,
     /// [`LAYOUT_NATIVE`], or a number of the backend's own.
     pub layout: u32,
-    /// Rows are split between tiles only at multiples of this.
+    /// Rows are split between tiles only at multiples of this. Expert stacks are split between experts where an expert fits a chunk.
     pub rows_per_group: u32,
     /// Bytes that a group of rows takes; the last group may be short of rows, not of bytes.
     pub group_bytes: u64,

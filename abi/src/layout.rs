@@ -27,6 +27,12 @@ pub struct Boundary {
     scale: *const crate::ScaleParams,
     slice: *const crate::SliceParams,
     top_k: *const crate::TopKParams,
+    experts: *const crate::ExpertsParams,
+    router: *const crate::RouterParams,
+    conv_state: *const crate::ConvStateParams,
+    gated_delta: *const crate::GatedDeltaParams,
+    slice_groups: *const crate::SliceGroupsParams,
+    glu_clamped: *const crate::GluClampedParams,
 }
 
 /// What [`crate::LAYOUT_SYMBOL`] returns. Static in the plugin.

@@ -1,6 +1,7 @@
 //! A program as it crosses: flat arrays of values and ops, with typed parameters per op code.
 //!
-//! Static single assignment: an op reads values and makes new ones; the only state is the KV cache. Ops stand in an order that can be run as is.
+//! Static single assignment: an op reads values and makes new ones; the only state is the KV cache and the recurrent state. Ops stand in an order
+//! that can be run as is. What an op computes never changes: a variant is an op code of its own, never a new field that an older reader would not see.
 //! Shapes are row-major, outermost dimension first: activations are `[n_tokens, n]`, weights `[n_rows, n_in]`.
 
 use crate::types::open_enum;
@@ -68,7 +69,7 @@ open_enum! {
         UNARY = 9,
         /// `(a, b) -> a + b`; b may be one row, used for every row of a. No parameters.
         ADD = 10,
-        /// `(a, b) -> a * b`; b may be one row. No parameters.
+        /// `(a, b) -> a * b`; b may be one row, or a weight of one number. No parameters.
         MUL = 11,
         /// `(x) -> x * factor`: [`ScaleParams`].
         SCALE = 12,
@@ -84,6 +85,25 @@ open_enum! {
         ARGMAX = 17,
         /// `(x f32[n, m]) -> (i32[n, k], f32[n, k])`: the k greatest, in falling order, the first of equals before. [`TopKParams`].
         TOP_K = 18,
+        /// `(x f32[n, n_in] or f32[n, k * n_in], W, ids i32[n, k], bias? f32[n_expert, n_rows]) -> f32[n, k * n_rows]`, where W is
+        /// `[n_expert * n_rows, n_in]`, expert after expert: columns `j * n_rows ..` of row i are `x W_e^T + bias_e` with `e = ids[i, j]`.
+        /// All k products of a row read the same x, or, where x is k times as wide, columns `j * n_in ..` of it. [`ExpertsParams`].
+        MATMUL_EXPERTS = 19,
+        /// `(logits f32[n, n_expert], selection_bias? f32[n_expert]) -> (ids i32[n, k], weights f32[n, k])`: [`RouterParams`].
+        ROUTER_TOPK = 20,
+        /// `(x f32[n, k * m], weights f32[n, k]) -> f32[n, m]`: the sum over j of `weights[i, j]` times columns `j * m ..`. No parameters.
+        COMBINE_EXPERTS = 21,
+        /// `(x) -> x / sqrt(sum(x^2) + eps)` over groups of n elements: [`NormParams`].
+        L2_NORM = 22,
+        /// `(x f32[n, m], W f32[m, kernel], bias? f32[m]) -> f32[n, m]`: causal convolution over time, each column by itself. [`ConvStateParams`].
+        CONV_STATE = 23,
+        /// `(q f32[n, n_head_k * head_dim_k], k likewise, v f32[n, n_head_v * head_dim_v], g f32[n, n_head_v], beta f32[n, n_head_v])
+        /// -> f32[n, n_head_v * head_dim_v]`: the gated delta rule. [`GatedDeltaParams`].
+        GATED_DELTA = 24,
+        /// `(x f32[n, c * group]) -> f32[n, c * len]`: columns `begin .. begin + len` of every group of `group` columns. [`SliceGroupsParams`].
+        SLICE_GROUPS = 25,
+        /// `(gate, up) -> a / (1 + exp(-alpha a)) * (b + 1)` with `a = min(gate, limit)`, `b = clamp(up, -limit, limit)`. [`GluClampedParams`].
+        GLU_CLAMPED = 26,
     }
 }
 
@@ -127,6 +147,17 @@ pub struct KvLayer {
     pub dtype_v: DType,
 }
 
+/// State that an op keeps for each sequence between runs: `n_elements` f32, contiguous, in an order that the op says.
+/// Exactly one op names it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct StateLayer {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Elements of one sequence's record.
+    pub n_elements: u64,
+}
+
 /// A program. Borrowed for the call it is passed to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, StableAbi)]
@@ -145,15 +176,17 @@ pub struct Program {
     pub outputs: Slice<u32>,
     /// The layers of the KV cache that KV_STORE and ATTENTION name.
     pub kv_layers: Slice<KvLayer>,
+    /// The recurrent state that CONV_STATE and GATED_DELTA name. Default: none.
+    pub state_layers: Slice<StateLayer>,
 }
 
-/// Parameters of RMS_NORM and LAYER_NORM.
+/// Parameters of RMS_NORM, LAYER_NORM and L2_NORM.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, StableAbi)]
 pub struct NormParams {
     /// Set by the host.
     pub struct_size: usize,
-    /// Added to the mean square (or variance) before the root.
+    /// Added to the mean square (variance, sum of squares) before the root.
     pub eps: f32,
     /// Elements normalised together; divides the last dimension. Per-head norms have the head's size here. Weight and bias have this length.
     pub n: u32,
@@ -249,6 +282,8 @@ open_enum! {
         SIGMOID = 4,
         /// `tanh(x)`.
         TANH = 5,
+        /// `ln(1 + exp(x))`.
+        SOFTPLUS = 6,
     }
 }
 
@@ -292,4 +327,131 @@ pub struct TopKParams {
     pub struct_size: usize,
     /// How many; at most the last dimension.
     pub k: u32,
+}
+
+/// Parameters of MATMUL_EXPERTS.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct ExpertsParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Experts; divides the rows of W.
+    pub n_expert: u32,
+}
+
+open_enum! {
+    /// From a router's logits to the weights of experts.
+    RouterGating: u32 {
+        /// Softmax over all experts.
+        SOFTMAX = 0,
+        /// Sigmoid of each.
+        SIGMOID = 1,
+        /// Softmax over the selected experts alone.
+        SOFTMAX_SELECTED = 2,
+    }
+}
+
+/// Parameters of ROUTER_TOPK.
+///
+/// With `p = softmax(logits)`, `sigmoid(logits)` or, for SOFTMAX_SELECTED, `logits`, the selected experts are the k greatest of `p + selection_bias`, in
+/// falling order, the first of equals before; a NaN is less than everything. Their weights are their `p`, without the bias, for SOFTMAX_SELECTED the
+/// softmax over the k; with `normalise` they are then divided by their sum, which counts as at least 1e-20; last they are multiplied by `scale`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct RouterParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Experts of a token; at most n_expert.
+    pub k: u32,
+    /// How logits become weights.
+    pub gating: RouterGating,
+    /// 1 to divide the weights by their sum, 0 not to.
+    pub normalise: u32,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// Parameters of CONV_STATE. With `x[s]` the row of the sequence's position s, zero before position 0:
+/// `y[t] = bias + sum over j in 0 .. kernel of W[:, j] * x[t - (kernel - 1) + j]`.
+///
+/// The record is `[kernel - 1][m]`: the sequence's last `kernel - 1` rows of x, the oldest first. It is read for rows before this run,
+/// and written with what the next run needs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct ConvStateParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Index into [`Program::state_layers`].
+    pub state_layer: u32,
+}
+
+open_enum! {
+    /// Which head of queries and keys a head of values goes with, of `n_head_k` and `n_head_v`.
+    HeadOrder: u32 {
+        /// Head h with `h / (n_head_v / n_head_k)`: neighbours share.
+        GROUPED = 0,
+        /// Head h with `h % n_head_k`.
+        TILED = 1,
+    }
+}
+
+/// Parameters of GATED_DELTA (Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule", equation 10).
+///
+/// Each head of values has a state S of `[head_dim_v][head_dim_k]`, all zero before position 0. For each token in order, with the head's
+/// q, k, v, g, beta (k is normalised by whoever makes it; g is the logarithm of the decay, at most 0; beta is between 0 and 1):
+///
+/// ```text
+/// S = exp(g) S
+/// d = beta (v - S k)
+/// S = S + d k^T
+/// y = scale S q
+/// ```
+///
+/// The record is `[n_head_v][head_dim_v][head_dim_k]`: S after the sequence's last token. Rows of S do not touch each other. Backends may compute several tokens
+/// at once by an equal form.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct GatedDeltaParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Index into [`Program::state_layers`].
+    pub state_layer: u32,
+    /// Heads of queries and keys.
+    pub n_head_k: u32,
+    /// Heads of values; a multiple of n_head_k.
+    pub n_head_v: u32,
+    /// Elements of a query and of a key.
+    pub head_dim_k: u32,
+    /// Elements of a value.
+    pub head_dim_v: u32,
+    /// Which heads go together.
+    pub order: HeadOrder,
+    /// Multiplies the result.
+    pub scale: f32,
+}
+
+/// Parameters of SLICE_GROUPS.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct SliceGroupsParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Columns of a group; divides the last dimension.
+    pub group: u32,
+    /// First column in each group.
+    pub begin: u32,
+    /// Number of columns of each group.
+    pub len: u32,
+}
+
+/// Parameters of GLU_CLAMPED.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct GluClampedParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Steepness of the sigmoid.
+    pub alpha: f32,
+    /// Bound of both sides; more than 0.
+    pub limit: f32,
 }

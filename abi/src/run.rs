@@ -1,4 +1,4 @@
-//! What one run of an executable is given: inputs, outputs, scratch, sequences and the paged KV cache.
+//! What one run of an executable is given: inputs, outputs, scratch, sequences, the paged KV cache and the recurrent state.
 //!
 //! Shapes depend on the number of tokens and on block tables, all of which are here, so an executable survives from token to token.
 
@@ -50,6 +50,10 @@ pub struct SeqSpan {
     pub reserved: u32,
     /// One block table for each KV group of the program.
     pub tables: *const BlockTable,
+    /// Its place in [`StatePool`]; no two sequences of a run have the same. Default: 0, which is right for a program without state.
+    pub state_slot: u32,
+    /// Unused; keeps the size even.
+    pub reserved_end: u32,
 }
 
 /// A run of blocks whose bytes were allocated together: blocks `first_block .. first_block + n_blocks`. Frozen.
@@ -84,6 +88,25 @@ pub struct KvGroup {
     pub tiles: Slice<BufferRange>,
 }
 
+/// The recurrent state of all sequences: one record for each state layer in each slot, `n_elements` f32 as the layer's op says.
+///
+/// A sequence whose `first_pos` is 0 begins with zeros whatever its records hold; one whose `first_pos` is more continues from what the run that ended
+/// at that position left. Runs that name a slot change its records; a run that fails leaves them undefined.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, StableAbi)]
+pub struct StatePool {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Changes whenever tiles change; equal values mean equal tiles, so that translated tables can be kept.
+    pub generation: u64,
+    /// Slots that exist: ids `0 .. n_slots`.
+    pub n_slots: u32,
+    /// State layers of the program.
+    pub n_layers: u32,
+    /// `n_slots * n_layers` tiles, each a whole record: for each slot, for each layer.
+    pub tiles: Slice<BufferRange>,
+}
+
 /// One run.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, StableAbi)]
@@ -104,4 +127,6 @@ pub struct RunArgs {
     pub seqs: Slice<SeqSpan>,
     /// The KV groups of the program.
     pub kv: Slice<KvGroup>,
+    /// The recurrent state; null where the program has none. Default: null.
+    pub state: *const StatePool,
 }

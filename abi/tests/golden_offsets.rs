@@ -56,7 +56,7 @@ layouts! {
     DeviceOptions: struct_size n_threads;
     BufferDesc: struct_size size buffer_type usage;
     BufferRange: buffer offset size;
-    WeightDesc: struct_size dtype uses n_in n_rows;
+    WeightDesc: struct_size dtype uses n_in n_rows rows_per_expert;
     WeightLayout: struct_size layout rows_per_group group_bytes alignment;
     WeightTile: struct_size first_row n_rows range layout;
     WeightBinding: struct_size value tiles;
@@ -68,7 +68,8 @@ layouts! {
     Value: struct_size kind dtype n_dims reserved dims name;
     Op: struct_size code layer inputs outputs params;
     KvLayer: struct_size group index n_head_kv head_dim_k head_dim_v dtype_k dtype_v;
-    Program: struct_size name values ops inputs outputs kv_layers;
+    StateLayer: struct_size n_elements;
+    Program: struct_size name values ops inputs outputs kv_layers state_layers;
     NormParams: struct_size eps n;
     RopeParams: struct_size style head_dim n_rot n_ctx_orig base freq_scale ext_factor attn_factor beta_fast beta_slow;
     KvStoreParams: struct_size kv_layer;
@@ -77,12 +78,19 @@ layouts! {
     ScaleParams: struct_size factor;
     SliceParams: struct_size begin len;
     TopKParams: struct_size k;
+    ExpertsParams: struct_size n_expert;
+    RouterParams: struct_size k gating normalise scale;
+    ConvStateParams: struct_size state_layer;
+    GatedDeltaParams: struct_size state_layer n_head_k n_head_v head_dim_k head_dim_v order scale;
+    SliceGroupsParams: struct_size group begin len;
+    GluClampedParams: struct_size alpha limit;
     Binding: struct_size value range host host_size;
     BlockTable: blocks n_blocks first_pos;
-    SeqSpan: struct_size first_token n_tokens first_pos reserved tables;
+    SeqSpan: struct_size first_token n_tokens first_pos reserved tables state_slot reserved_end;
     KvSegment: first_block n_blocks;
     KvGroup: struct_size generation block_len n_layers segments tiles;
-    RunArgs: struct_size n_tokens n_outputs inputs outputs scratch seqs kv;
+    StatePool: struct_size generation n_slots n_layers tiles;
+    RunArgs: struct_size n_tokens n_outputs inputs outputs scratch seqs kv state;
     LayoutRecord: struct_size revision format layout;
 }
 

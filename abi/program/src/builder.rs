@@ -4,8 +4,8 @@
 //! its formulas. After a fault further calls do nothing useful and nothing harmful.
 
 use crate::{
-    Activation, Dim, KvLayer, Op, OpKind, Program, ProgramError, RopeStyle, Value, ValueId,
-    ValueKind,
+    Activation, Dim, HeadOrder, KvLayer, Op, OpKind, Program, ProgramError, RopeStyle,
+    RouterGating, StateLayer, Value, ValueId, ValueKind,
 };
 use std::collections::HashMap;
 use tegula_quant::DType;
@@ -53,6 +53,28 @@ pub struct Norm {
     pub n: u32,
 }
 
+/// How a router chooses experts and weighs them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "parameters are documented once, at the structs of the boundary")]
+pub struct Router {
+    pub k: u32,
+    pub gating: RouterGating,
+    pub normalise: bool,
+    pub scale: f32,
+}
+
+/// The heads of a gated delta rule.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "parameters are documented once, at the structs of the boundary")]
+pub struct GatedDelta {
+    pub n_head_k: u32,
+    pub n_head_v: u32,
+    pub head_dim_k: u32,
+    pub head_dim_v: u32,
+    pub order: HeadOrder,
+    pub scale: f32,
+}
+
 /// Writes a [`Program`] value by value.
 #[derive(Debug, Default)]
 pub struct ProgramBuilder {
@@ -98,6 +120,13 @@ impl ProgramBuilder {
         kv.index = u32::try_from(before).unwrap_or(u32::MAX);
         self.program.kv_layers.push(kv);
         u32::try_from(self.program.kv_layers.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Declares the state of an op.
+    fn state_layer(&mut self, n_elements: Option<u64>) -> u32 {
+        // An overflow is refused by the op's own rule, which finds another number of elements.
+        self.program.state_layers.push(StateLayer { n_elements: n_elements.unwrap_or(0) });
+        u32::try_from(self.program.state_layers.len() - 1).unwrap_or(u32::MAX)
     }
 
     /// Declares an output and names it.
@@ -250,6 +279,81 @@ impl ProgramBuilder {
         }
     }
 
+    /// `x W_e^T + bias_e` for each of the experts `ids` of a row, side by side. `x` is one row for all of them, or one for each.
+    pub fn matmul_experts(
+        &mut self,
+        x: ValueId,
+        weight: ValueId,
+        ids: ValueId,
+        bias: Option<ValueId>,
+        n_expert: u32,
+    ) -> ValueId {
+        self.op1(OpKind::MatmulExperts { n_expert }, &with(&[x, weight, ids], bias))
+    }
+
+    /// Ids and weights of the experts of each row.
+    pub fn router_topk(
+        &mut self,
+        logits: ValueId,
+        selection_bias: Option<ValueId>,
+        router: Router,
+    ) -> (ValueId, ValueId) {
+        let Router { k, gating, normalise, scale } = router;
+        let kind = OpKind::RouterTopk { k, gating, normalise, scale };
+        match self.op(kind, &with(&[logits], selection_bias)).as_slice() {
+            [ids, weights] => (*ids, *weights),
+            _ => (logits, logits),
+        }
+    }
+
+    /// The weighted sum over the experts of each row.
+    pub fn combine_experts(&mut self, x: ValueId, weights: ValueId) -> ValueId {
+        self.op1(OpKind::CombineExperts, &[x, weights])
+    }
+
+    /// `x / sqrt(sum(x^2) + eps)`.
+    pub fn l2_norm(&mut self, x: ValueId, norm: Norm) -> ValueId {
+        self.op1(OpKind::L2Norm { eps: norm.eps, n: norm.n }, &[x])
+    }
+
+    /// Causal convolution over time of each column with its row of `weight`; keeps the rows before.
+    pub fn conv_state(&mut self, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
+        let sizes = match self.program.value(weight).map(|value| value.dims.as_slice()) {
+            Ok([Dim::Fixed(rows), Dim::Fixed(kernel)]) => Some((*rows, *kernel)),
+            _ => None,
+        };
+        let n = sizes.and_then(|(rows, kernel)| kernel.checked_sub(1)?.checked_mul(rows));
+        let state_layer = self.state_layer(n);
+        self.op1(OpKind::ConvState { state_layer }, &with(&[x, weight], bias))
+    }
+
+    /// The gated delta rule over `q`, `k`, `v` with decay `exp(g)` and strength `beta`; keeps its state.
+    pub fn gated_delta(&mut self, [q, k, v, g, beta]: [ValueId; 5], heads: GatedDelta) -> ValueId {
+        let GatedDelta { n_head_k, n_head_v, head_dim_k, head_dim_v, order, scale } = heads;
+        let n = u64::from(n_head_v) * u64::from(head_dim_v);
+        let state_layer = self.state_layer(n.checked_mul(head_dim_k.into()));
+        let kind = OpKind::GatedDelta {
+            state_layer,
+            n_head_k,
+            n_head_v,
+            head_dim_k,
+            head_dim_v,
+            order,
+            scale,
+        };
+        self.op1(kind, &[q, k, v, g, beta])
+    }
+
+    /// Columns `begin .. begin + len` of every `group` columns.
+    pub fn slice_groups(&mut self, x: ValueId, group: u32, begin: u32, len: u32) -> ValueId {
+        self.op1(OpKind::SliceGroups { group, begin, len }, &[x])
+    }
+
+    /// `a sigmoid(alpha a) (b + 1)` with both sides bounded by `limit`, the gate only above.
+    pub fn glu_clamped(&mut self, gate: ValueId, up: ValueId, alpha: f32, limit: f32) -> ValueId {
+        self.op1(OpKind::GluClamped { alpha, limit }, &[gate, up])
+    }
+
     /// The verified program, or the first fault.
     pub fn finish(self) -> Result<Program, ProgramError> {
         if let Some(fault) = self.fault {
@@ -277,7 +381,7 @@ impl ProgramBuilder {
         }
         let values: Result<Vec<_>, _> = inputs.iter().map(|id| self.program.value(*id)).collect();
         let types = values.and_then(|values| {
-            crate::shape::infer(&kind, &values, &self.program.kv_layers).map_err(|why| {
+            crate::shape::infer(&kind, &values, self.program.layers()).map_err(|why| {
                 ProgramError::Op {
                     program: self.program.name.clone(),
                     op: self.program.ops.len(),

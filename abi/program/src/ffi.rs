@@ -1,10 +1,9 @@
 //! Programs over the boundary: flat arrays out, a verified [`Program`] back.
 
-use crate::{
-    Activation, Dim, KvLayer, Op, OpKind, Program, ProgramError, RopeStyle, Value, ValueId,
-    ValueKind,
-};
-use std::ffi::c_void;
+mod params;
+
+use crate::{Dim, KvLayer, Op, Program, ProgramError, StateLayer, Value, ValueId, ValueKind};
+use params::{Params, kind_in};
 use std::mem::size_of;
 use tegula_abi as abi;
 use tegula_quant::DType;
@@ -28,139 +27,13 @@ pub struct FfiProgram {
     _params: Vec<Params>,
     _ops: Vec<abi::Op>,
     _kv_layers: Vec<abi::KvLayer>,
+    _state_layers: Vec<abi::StateLayer>,
 }
 
 // SAFETY: the raw pointers all point into memory that the struct owns and never changes.
 unsafe impl Send for FfiProgram {}
 // SAFETY: as above.
 unsafe impl Sync for FfiProgram {}
-
-/// An op's parameters, boxed so that their address holds.
-#[derive(Debug)]
-enum Params {
-    None,
-    Norm(Box<abi::NormParams>),
-    Rope(Box<abi::RopeParams>),
-    KvStore(Box<abi::KvStoreParams>),
-    Attention(Box<abi::AttentionParams>),
-    Activation(Box<abi::ActivationParams>),
-    Scale(Box<abi::ScaleParams>),
-    Slice(Box<abi::SliceParams>),
-    TopK(Box<abi::TopKParams>),
-}
-
-impl Params {
-    fn of(kind: &OpKind) -> Self {
-        let activation_of = |activation: Activation| {
-            let code =
-                Activation::ALL.iter().find(|(a, _)| *a == activation).map(|(_, code)| *code);
-            Box::new(abi::ActivationParams {
-                struct_size: size_of::<abi::ActivationParams>(),
-                activation: code.unwrap_or_default(),
-            })
-        };
-        match *kind {
-            OpKind::RmsNorm { eps, n } | OpKind::LayerNorm { eps, n } => {
-                Self::Norm(Box::new(abi::NormParams {
-                    struct_size: size_of::<abi::NormParams>(),
-                    eps,
-                    n,
-                }))
-            }
-            OpKind::Rope { .. } => Self::Rope(Box::new(rope_params(kind))),
-            OpKind::KvStore { kv_layer } => Self::KvStore(Box::new(abi::KvStoreParams {
-                struct_size: size_of::<abi::KvStoreParams>(),
-                kv_layer,
-            })),
-            OpKind::Attention { kv_layer, n_head, scale, softcap, window } => {
-                Self::Attention(Box::new(abi::AttentionParams {
-                    struct_size: size_of::<abi::AttentionParams>(),
-                    kv_layer,
-                    n_head,
-                    scale,
-                    softcap,
-                    window,
-                }))
-            }
-            OpKind::Glu { activation } | OpKind::Unary { activation } => {
-                Self::Activation(activation_of(activation))
-            }
-            OpKind::Scale { factor } | OpKind::Softcap { cap: factor } => {
-                Self::Scale(Box::new(abi::ScaleParams {
-                    struct_size: size_of::<abi::ScaleParams>(),
-                    factor,
-                }))
-            }
-            OpKind::Slice { begin, len } => Self::Slice(Box::new(abi::SliceParams {
-                struct_size: size_of::<abi::SliceParams>(),
-                begin,
-                len,
-            })),
-            OpKind::TopK { k } => Self::TopK(Box::new(abi::TopKParams {
-                struct_size: size_of::<abi::TopKParams>(),
-                k,
-            })),
-            OpKind::Embed
-            | OpKind::Matmul
-            | OpKind::Add
-            | OpKind::Mul
-            | OpKind::Concat
-            | OpKind::GatherRows
-            | OpKind::Argmax => Self::None,
-        }
-    }
-
-    fn address(&self) -> *const c_void {
-        fn of<T>(params: &T) -> *const c_void {
-            std::ptr::from_ref(params).cast()
-        }
-        match self {
-            Self::None => std::ptr::null(),
-            Self::Norm(p) => of(p.as_ref()),
-            Self::Rope(p) => of(p.as_ref()),
-            Self::KvStore(p) => of(p.as_ref()),
-            Self::Attention(p) => of(p.as_ref()),
-            Self::Activation(p) => of(p.as_ref()),
-            Self::Scale(p) => of(p.as_ref()),
-            Self::Slice(p) => of(p.as_ref()),
-            Self::TopK(p) => of(p.as_ref()),
-        }
-    }
-}
-
-fn rope_params(kind: &OpKind) -> abi::RopeParams {
-    let OpKind::Rope {
-        style,
-        head_dim,
-        n_rot,
-        n_ctx_orig,
-        base,
-        freq_scale,
-        ext_factor,
-        attn_factor,
-        beta_fast,
-        beta_slow,
-    } = *kind
-    else {
-        return abi::RopeParams::default();
-    };
-    abi::RopeParams {
-        struct_size: size_of::<abi::RopeParams>(),
-        style: match style {
-            RopeStyle::Adjacent => abi::RopeStyle::ADJACENT,
-            RopeStyle::Neox => abi::RopeStyle::NEOX,
-        },
-        head_dim,
-        n_rot,
-        n_ctx_orig,
-        base,
-        freq_scale,
-        ext_factor,
-        attn_factor,
-        beta_fast,
-        beta_slow,
-    }
-}
 
 fn value_out(value: &Value, name: &str) -> abi::Value {
     let mut dims = [0i64; 4];
@@ -212,6 +85,11 @@ impl FfiProgram {
             ids.push(outputs);
         }
         let kv_layers: Vec<_> = program.kv_layers.iter().map(kv_layer_out).collect();
+        let state = |layer: &StateLayer| abi::StateLayer {
+            struct_size: size_of::<abi::StateLayer>(),
+            n_elements: layer.n_elements,
+        };
+        let state_layers: Vec<_> = program.state_layers.iter().map(state).collect();
         let flat = abi::Program {
             struct_size: size_of::<abi::Program>(),
             name: abi::Str::of(&name),
@@ -220,6 +98,7 @@ impl FfiProgram {
             inputs: abi::Slice::of(&ids[0]),
             outputs: abi::Slice::of(&ids[1]),
             kv_layers: abi::Slice::of(&kv_layers),
+            state_layers: abi::Slice::of(&state_layers),
         };
         Self {
             program: Box::new(flat),
@@ -230,6 +109,7 @@ impl FfiProgram {
             _params: params,
             _ops: ops,
             _kv_layers: kv_layers,
+            _state_layers: state_layers,
         }
     }
 
@@ -268,6 +148,9 @@ pub unsafe fn read_program(program: *const abi::Program) -> Result<Program, Prog
             inputs: ids_in(&flat.inputs)?,
             outputs: ids_in(&flat.outputs)?,
             kv_layers: read_all(&flat.kv_layers, "kv_layers", kv_layer_in)?,
+            state_layers: read_all(&flat.state_layers, "state_layers", |layer| {
+                Ok(StateLayer { n_elements: layer.n_elements })
+            })?,
         };
         out.verify()?;
         Ok(out)
@@ -358,89 +241,4 @@ unsafe fn op_in(op: &abi::Op) -> Result<Op, ProgramError> {
             outputs: ids_in(&op.outputs)?,
         })
     }
-}
-
-/// # Safety
-/// The op's parameters are alive.
-unsafe fn params<T: abi::Crossing>(op: &abi::Op) -> Result<T, ProgramError> {
-    // SAFETY: alive by the caller's word; the op's code says which struct it is.
-    unsafe { abi::read_sized(op.params.cast::<T>()) }
-        .ok_or_else(|| fault(format!("op {} without its parameters", op.code)))
-}
-
-fn activation_in(params: &abi::ActivationParams) -> Result<Activation, ProgramError> {
-    Activation::ALL
-        .iter()
-        .find(|(_, code)| *code == params.activation)
-        .map(|(activation, _)| *activation)
-        .ok_or_else(|| fault(format!("activation {}", params.activation)))
-}
-
-/// # Safety
-/// The op's parameters are alive.
-unsafe fn kind_in(op: &abi::Op) -> Result<OpKind, ProgramError> {
-    use abi::OpCode as Code;
-    // SAFETY: alive by the caller's word.
-    unsafe {
-        Ok(match op.code {
-            Code::EMBED => OpKind::Embed,
-            Code::MATMUL => OpKind::Matmul,
-            Code::ADD => OpKind::Add,
-            Code::MUL => OpKind::Mul,
-            Code::CONCAT => OpKind::Concat,
-            Code::GATHER_ROWS => OpKind::GatherRows,
-            Code::ARGMAX => OpKind::Argmax,
-            Code::RMS_NORM => {
-                let p: abi::NormParams = params(op)?;
-                OpKind::RmsNorm { eps: p.eps, n: p.n }
-            }
-            Code::LAYER_NORM => {
-                let p: abi::NormParams = params(op)?;
-                OpKind::LayerNorm { eps: p.eps, n: p.n }
-            }
-            Code::ROPE => rope_in(&params(op)?)?,
-            Code::KV_STORE => {
-                OpKind::KvStore { kv_layer: params::<abi::KvStoreParams>(op)?.kv_layer }
-            }
-            Code::ATTENTION => {
-                let p: abi::AttentionParams = params(op)?;
-                OpKind::Attention {
-                    kv_layer: p.kv_layer,
-                    n_head: p.n_head,
-                    scale: p.scale,
-                    softcap: p.softcap,
-                    window: p.window,
-                }
-            }
-            Code::GLU => OpKind::Glu { activation: activation_in(&params(op)?)? },
-            Code::UNARY => OpKind::Unary { activation: activation_in(&params(op)?)? },
-            Code::SCALE => OpKind::Scale { factor: params::<abi::ScaleParams>(op)?.factor },
-            Code::SOFTCAP => OpKind::Softcap { cap: params::<abi::ScaleParams>(op)?.factor },
-            Code::SLICE => {
-                let p: abi::SliceParams = params(op)?;
-                OpKind::Slice { begin: p.begin, len: p.len }
-            }
-            Code::TOP_K => OpKind::TopK { k: params::<abi::TopKParams>(op)?.k },
-            other => return Err(fault(format!("op code {} is newer than this backend", other.0))),
-        })
-    }
-}
-
-fn rope_in(p: &abi::RopeParams) -> Result<OpKind, ProgramError> {
-    Ok(OpKind::Rope {
-        style: match p.style {
-            abi::RopeStyle::ADJACENT => RopeStyle::Adjacent,
-            abi::RopeStyle::NEOX => RopeStyle::Neox,
-            other => return Err(fault(format!("rope style {}", other.0))),
-        },
-        head_dim: p.head_dim,
-        n_rot: p.n_rot,
-        n_ctx_orig: p.n_ctx_orig,
-        base: p.base,
-        freq_scale: p.freq_scale,
-        ext_factor: p.ext_factor,
-        attn_factor: p.attn_factor,
-        beta_fast: p.beta_fast,
-        beta_slow: p.beta_slow,
-    })
 }

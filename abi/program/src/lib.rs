@@ -21,8 +21,8 @@ mod print;
 mod program;
 mod shape;
 
-pub use builder::{Norm, ProgramBuilder, Rope};
+pub use builder::{GatedDelta, Norm, ProgramBuilder, Rope, Router};
 pub use error::ProgramError;
-pub use op::{Activation, OpKind, RopeStyle};
-pub use program::{Dim, KvLayer, Op, Program, Value, ValueId, ValueKind};
+pub use op::{Activation, HeadOrder, OpKind, RopeStyle, RouterGating};
+pub use program::{Dim, KvLayer, Op, Program, StateLayer, Value, ValueId, ValueKind};
 pub use tegula_quant::DType;

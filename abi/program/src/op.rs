@@ -17,17 +17,20 @@ pub enum Activation {
     Sigmoid,
     /// Hyperbolic tangent.
     Tanh,
+    /// `ln(1 + exp(x))`.
+    Softplus,
 }
 
 impl Activation {
     /// All, with their numbers at the boundary.
-    pub const ALL: [(Self, abi::Activation); 6] = [
+    pub const ALL: [(Self, abi::Activation); 7] = [
         (Self::Silu, abi::Activation::SILU),
         (Self::GeluTanh, abi::Activation::GELU_TANH),
         (Self::GeluErf, abi::Activation::GELU_ERF),
         (Self::Relu, abi::Activation::RELU),
         (Self::Sigmoid, abi::Activation::SIGMOID),
         (Self::Tanh, abi::Activation::TANH),
+        (Self::Softplus, abi::Activation::SOFTPLUS),
     ];
 }
 
@@ -38,6 +41,41 @@ pub enum RopeStyle {
     Adjacent,
     /// `x[i]` and `x[i + n_rot / 2]`.
     Neox,
+}
+
+/// From a router's logits to the weights of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouterGating {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+    /// Softmax over the selected experts alone.
+    SoftmaxSelected,
+}
+
+impl RouterGating {
+    /// All, with their numbers at the boundary.
+    pub const ALL: [(Self, abi::RouterGating); 3] = [
+        (Self::Softmax, abi::RouterGating::SOFTMAX),
+        (Self::Sigmoid, abi::RouterGating::SIGMOID),
+        (Self::SoftmaxSelected, abi::RouterGating::SOFTMAX_SELECTED),
+    ];
+}
+
+/// Which head of queries and keys a head of values goes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HeadOrder {
+    /// Head h with `h / (n_head_v / n_head_k)`.
+    Grouped,
+    /// Head h with `h % n_head_k`.
+    Tiled,
+}
+
+impl HeadOrder {
+    /// All, with their numbers at the boundary.
+    pub const ALL: [(Self, abi::HeadOrder); 2] =
+        [(Self::Grouped, abi::HeadOrder::GROUPED), (Self::Tiled, abi::HeadOrder::TILED)];
 }
 
 /// What an op does, with its parameters; inputs and outputs are as `tegula_abi::OpCode` lists them.
@@ -91,6 +129,30 @@ pub enum OpKind {
     Argmax,
     /// The k greatest elements of each row.
     TopK { k: u32 },
+    /// Products with the rows of selected experts.
+    MatmulExperts { n_expert: u32 },
+    /// The experts of each row and their weights.
+    RouterTopk { k: u32, gating: RouterGating, normalise: bool, scale: f32 },
+    /// Weighted sum over the experts of each row.
+    CombineExperts,
+    /// Division by the root of the sum of squares over groups of `n` elements.
+    L2Norm { eps: f32, n: u32 },
+    /// Causal convolution over time, each column by itself.
+    ConvState { state_layer: u32 },
+    /// The gated delta rule.
+    GatedDelta {
+        state_layer: u32,
+        n_head_k: u32,
+        n_head_v: u32,
+        head_dim_k: u32,
+        head_dim_v: u32,
+        order: HeadOrder,
+        scale: f32,
+    },
+    /// Columns of every group of columns.
+    SliceGroups { group: u32, begin: u32, len: u32 },
+    /// Gated unit with both sides bounded.
+    GluClamped { alpha: f32, limit: f32 },
 }
 
 impl OpKind {
@@ -115,6 +177,32 @@ impl OpKind {
             Self::GatherRows => abi::OpCode::GATHER_ROWS,
             Self::Argmax => abi::OpCode::ARGMAX,
             Self::TopK { .. } => abi::OpCode::TOP_K,
+            Self::MatmulExperts { .. } => abi::OpCode::MATMUL_EXPERTS,
+            Self::RouterTopk { .. } => abi::OpCode::ROUTER_TOPK,
+            Self::CombineExperts => abi::OpCode::COMBINE_EXPERTS,
+            Self::L2Norm { .. } => abi::OpCode::L2_NORM,
+            Self::ConvState { .. } => abi::OpCode::CONV_STATE,
+            Self::GatedDelta { .. } => abi::OpCode::GATED_DELTA,
+            Self::SliceGroups { .. } => abi::OpCode::SLICE_GROUPS,
+            Self::GluClamped { .. } => abi::OpCode::GLU_CLAMPED,
+        }
+    }
+
+    /// The KV layer that the op stores to or reads.
+    pub fn kv_layer(&self) -> Option<u32> {
+        match self {
+            Self::KvStore { kv_layer } | Self::Attention { kv_layer, .. } => Some(*kv_layer),
+            _ => None,
+        }
+    }
+
+    /// The state layer that the op keeps.
+    pub fn state_layer(&self) -> Option<u32> {
+        match self {
+            Self::ConvState { state_layer } | Self::GatedDelta { state_layer, .. } => {
+                Some(*state_layer)
+            }
+            _ => None,
         }
     }
 
@@ -139,6 +227,14 @@ impl OpKind {
             Self::GatherRows => "gather_rows",
             Self::Argmax => "argmax",
             Self::TopK { .. } => "top_k",
+            Self::MatmulExperts { .. } => "matmul_experts",
+            Self::RouterTopk { .. } => "router_topk",
+            Self::CombineExperts => "combine_experts",
+            Self::L2Norm { .. } => "l2_norm",
+            Self::ConvState { .. } => "conv_state",
+            Self::GatedDelta { .. } => "gated_delta",
+            Self::SliceGroups { .. } => "slice_groups",
+            Self::GluClamped { .. } => "glu_clamped",
         }
     }
 }

@@ -39,6 +39,9 @@ impl fmt::Display for Program {
                 kv.head_dim_v
             )?;
         }
+        for (i, state) in self.state_layers.iter().enumerate() {
+            writeln!(f, "  state {i}: {} f32", state.n_elements)?;
+        }
         for op in &self.ops {
             let inputs: Vec<_> = op.inputs.iter().map(|id| self.label(*id)).collect();
             write!(f, "  ")?;

@@ -1,5 +1,6 @@
 //! The program as data.
 
+use crate::shape::Layers;
 use crate::{OpKind, ProgramError};
 use tegula_quant::DType;
 
@@ -114,7 +115,21 @@ impl KvLayer {
     }
 }
 
-/// A program: values, ops in an order that can be run, inputs, outputs and the layers of its KV cache.
+/// State that one op keeps for each sequence: f32 in an order that the op says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StateLayer {
+    /// Elements of one sequence's record.
+    pub n_elements: u64,
+}
+
+impl StateLayer {
+    /// Bytes of one sequence's record; a verified program's fit 64 bits.
+    pub fn bytes(&self) -> u64 {
+        self.n_elements.saturating_mul(4)
+    }
+}
+
+/// A program: values, ops in an order that can be run, inputs, outputs, the layers of its KV cache and of its recurrent state.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Program {
     /// For logs.
@@ -129,6 +144,8 @@ pub struct Program {
     pub outputs: Vec<ValueId>,
     /// Layers of the KV cache.
     pub kv_layers: Vec<KvLayer>,
+    /// Layers of the recurrent state, each of one op.
+    pub state_layers: Vec<StateLayer>,
 }
 
 impl Program {
@@ -156,12 +173,17 @@ impl Program {
         self.kv_layers.iter().map(|layer| layer.group + 1).max().unwrap_or(0)
     }
 
+    /// What ops refer to beside values.
+    pub(crate) fn layers(&self) -> Layers<'_> {
+        Layers { kv: &self.kv_layers, state: &self.state_layers }
+    }
+
     pub(crate) fn malformed(&self, why: String) -> ProgramError {
         ProgramError::Malformed { program: self.name.clone(), why }
     }
 
     /// Checks everything a backend relies on: ids in range, every value made once and before it is read, shapes and
-    /// types of every op, KV layers numbered without gap.
+    /// types of every op, KV layers numbered without gap, one op for each state layer.
     pub fn verify(&self) -> Result<(), ProgramError> {
         let mut made = vec![false; self.values.len()];
         for (value, made) in self.values.iter().zip(&mut made) {
@@ -177,6 +199,7 @@ impl Program {
             return Err(self.malformed("the inputs list and the input values differ".into()));
         }
         self.verify_kv_layers()?;
+        self.verify_state_layers()?;
         for (index, op) in self.ops.iter().enumerate() {
             self.verify_op(index, op, &mut made)?;
         }
@@ -249,6 +272,22 @@ impl Program {
         Ok(())
     }
 
+    fn verify_state_layers(&self) -> Result<(), ProgramError> {
+        let mut users = vec![0u32; self.state_layers.len()];
+        for op in &self.ops {
+            let named = op.kind.state_layer().and_then(|layer| users.get_mut(layer as usize));
+            named.into_iter().for_each(|n| *n += 1);
+        }
+        for (i, (layer, users)) in self.state_layers.iter().zip(users).enumerate() {
+            if users != 1 || layer.n_elements == 0 || layer.n_elements > 1 << 40 {
+                let n = layer.n_elements;
+                let why = format!("state layer {i} of {n} elements is named by {users} ops");
+                return Err(self.malformed(why));
+            }
+        }
+        Ok(())
+    }
+
     fn verify_op(&self, index: usize, op: &Op, made: &mut [bool]) -> Result<(), ProgramError> {
         let fault = |why: String| ProgramError::Op {
             program: self.name.clone(),
@@ -264,7 +303,7 @@ impl Program {
             }
             inputs.push(value);
         }
-        let types = crate::shape::infer(&op.kind, &inputs, &self.kv_layers).map_err(fault)?;
+        let types = crate::shape::infer(&op.kind, &inputs, self.layers()).map_err(fault)?;
         if types.len() != op.outputs.len() {
             return Err(fault(format!("makes {} values, not {}", types.len(), op.outputs.len())));
         }

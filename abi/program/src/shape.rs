@@ -1,13 +1,23 @@
 //! Shape and type rules: what each op accepts and makes. Used by the builder to type results and by the verifier to check them.
 
-use crate::{Dim, KvLayer, OpKind, Value, ValueKind};
+mod experts;
+mod state;
+
+use crate::{Dim, KvLayer, OpKind, StateLayer, Value, ValueKind};
 use tegula_quant::DType;
 
 type Shape = (DType, Vec<Dim>);
 type Rule = Result<Vec<Shape>, String>;
 
+/// What an op may name beside values.
+#[derive(Clone, Copy)]
+pub(crate) struct Layers<'a> {
+    pub(crate) kv: &'a [KvLayer],
+    pub(crate) state: &'a [StateLayer],
+}
+
 /// The types an op makes from `inputs`, or what does not fit, with both sides.
-pub(crate) fn infer(kind: &OpKind, inputs: &[&Value], kv: &[KvLayer]) -> Rule {
+pub(crate) fn infer(kind: &OpKind, inputs: &[&Value], layers: Layers<'_>) -> Rule {
     let arity = |low: usize, high: usize| match inputs.len() {
         n if (low..=high).contains(&n) => Ok(()),
         n => Err(format!("takes {low} to {high} inputs, has {n}")),
@@ -15,25 +25,27 @@ pub(crate) fn infer(kind: &OpKind, inputs: &[&Value], kv: &[KvLayer]) -> Rule {
     match *kind {
         OpKind::Embed => arity(2, 2).and_then(|()| embed(inputs[0], inputs[1])),
         OpKind::RmsNorm { n, .. } => arity(1, 2).and_then(|()| norm(inputs, n)),
+        OpKind::L2Norm { n, .. } => arity(1, 1).and_then(|()| norm(inputs, n)),
         OpKind::LayerNorm { n, .. } => arity(2, 3).and_then(|()| norm(inputs, n)),
         OpKind::Matmul => arity(2, 3).and_then(|()| matmul(inputs)),
         OpKind::Rope { head_dim, n_rot, .. } => {
             arity(2, 3).and_then(|()| rope(inputs, head_dim, n_rot))
         }
         OpKind::KvStore { kv_layer } => {
-            arity(2, 2).and_then(|()| kv_store(inputs, kv_layer_of(kv, kv_layer)?))
+            arity(2, 2).and_then(|()| kv_store(inputs, kv_layer_of(layers.kv, kv_layer)?))
         }
         OpKind::Attention { kv_layer, n_head, .. } => {
-            arity(1, 2).and_then(|()| attention(inputs, n_head, kv_layer_of(kv, kv_layer)?))
+            arity(1, 2).and_then(|()| attention(inputs, n_head, kv_layer_of(layers.kv, kv_layer)?))
         }
-        OpKind::Glu { .. } => arity(2, 2).and_then(|()| {
+        OpKind::Glu { .. } | OpKind::GluClamped { .. } => arity(2, 2).and_then(|()| {
             activation(inputs[0])?;
             same(inputs[0], inputs[1])
         }),
         OpKind::Unary { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } => {
             arity(1, 1).and_then(|()| activation(inputs[0]).map(|_| like(inputs[0])))
         }
-        OpKind::Add | OpKind::Mul => arity(2, 2).and_then(|()| elementwise(inputs[0], inputs[1])),
+        OpKind::Add => arity(2, 2).and_then(|()| elementwise(inputs[0], inputs[1], false)),
+        OpKind::Mul => arity(2, 2).and_then(|()| elementwise(inputs[0], inputs[1], true)),
         OpKind::Slice { begin, len } => arity(1, 1).and_then(|()| slice(inputs[0], begin, len)),
         OpKind::Concat => arity(2, 2).and_then(|()| concat(inputs[0], inputs[1])),
         OpKind::GatherRows => arity(2, 2).and_then(|()| gather(inputs[0], inputs[1])),
@@ -42,11 +54,29 @@ pub(crate) fn infer(kind: &OpKind, inputs: &[&Value], kv: &[KvLayer]) -> Rule {
             Ok(vec![(DType::I32, vec![inputs[0].rows()])])
         }),
         OpKind::TopK { k } => arity(1, 1).and_then(|()| top_k(inputs[0], k)),
+        OpKind::MatmulExperts { n_expert } => {
+            arity(3, 4).and_then(|()| experts::matmul(inputs, n_expert))
+        }
+        OpKind::RouterTopk { k, .. } => arity(1, 2).and_then(|()| experts::router(inputs, k)),
+        OpKind::CombineExperts => arity(2, 2).and_then(|()| experts::combine(inputs)),
+        OpKind::ConvState { state_layer } => arity(2, 3)
+            .and_then(|()| state::conv(inputs, state_layer_of(layers.state, state_layer)?)),
+        OpKind::GatedDelta { state_layer, .. } => arity(5, 5).and_then(|()| {
+            state::gated_delta(kind, inputs, state_layer_of(layers.state, state_layer)?)
+        }),
+        OpKind::SliceGroups { group, begin, len } => {
+            arity(1, 1).and_then(|()| slice_groups(inputs[0], group, begin, len))
+        }
     }
 }
 
 fn kv_layer_of(kv: &[KvLayer], index: u32) -> Result<&KvLayer, String> {
     kv.get(index as usize).ok_or_else(|| format!("KV layer {index} of a program with {}", kv.len()))
+}
+
+fn state_layer_of(state: &[StateLayer], index: u32) -> Result<&StateLayer, String> {
+    let none = || format!("state layer {index} of a program with {}", state.len());
+    state.get(index as usize).ok_or_else(none)
 }
 
 fn like(value: &Value) -> Vec<Shape> {
@@ -173,10 +203,10 @@ fn attention(inputs: &[&Value], n_head: u32, layer: &KvLayer) -> Rule {
     Ok(vec![(DType::F32, vec![Dim::NTokens, Dim::Fixed(out)])])
 }
 
-fn elementwise(a: &Value, b: &Value) -> Rule {
+fn elementwise(a: &Value, b: &Value, number: bool) -> Rule {
     let row = activation(a)?;
     if b.dims.len() == 1 {
-        vector(b, row)?;
+        vector(b, if number && b.dims == [Dim::Fixed(1)] { 1 } else { row })?;
         return Ok(like(a));
     }
     activation(b)?;
@@ -189,6 +219,18 @@ fn slice(x: &Value, begin: u32, len: u32) -> Rule {
         return Err(format!("columns {begin} + {len} of {row}"));
     }
     Ok(vec![(DType::F32, vec![x.rows(), Dim::Fixed(u64::from(len))])])
+}
+
+fn slice_groups(x: &Value, group: u32, begin: u32, len: u32) -> Rule {
+    let row = activation(x)?;
+    if group == 0 || row % u64::from(group) != 0 {
+        return Err(format!("rows of {row} are no multiple of groups of {group}"));
+    }
+    if len == 0 || u64::from(begin) + u64::from(len) > u64::from(group) {
+        return Err(format!("columns {begin} + {len} of groups of {group}"));
+    }
+    let row = row / u64::from(group) * u64::from(len);
+    Ok(vec![(DType::F32, vec![x.rows(), Dim::Fixed(row)])])
 }
 
 fn concat(a: &Value, b: &Value) -> Rule {

@@ -189,6 +189,8 @@ pub struct Weight {
     pub n_in: u64,
     /// Rows.
     pub n_rows: u64,
+    /// Rows of one expert, where the weight is a stack of experts; 0 where it is none.
+    pub rows_per_expert: u64,
 }
 
 /// One tile of a weight, for as long as the executable lives.

@@ -23,7 +23,7 @@ pub use device::{
     Backend, Device, Held, Memory, Queue, Range, Tile, Upload, Weight, WeightBinding,
 };
 pub use error::{Error, Result};
-pub use run::{KvGroup, Operand, Run, Seq};
+pub use run::{KvGroup, Operand, Run, Seq, StatePool};
 pub use tegula_abi as abi;
 pub use tegula_program as program;
 pub use tegula_quant as quant;

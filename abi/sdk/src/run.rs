@@ -25,8 +25,10 @@ pub struct Seq<'a> {
     pub first_token: u32,
     /// Number of its tokens.
     pub n_tokens: u32,
-    /// Position of its first token.
+    /// Position of its first token. State of a sequence that begins at 0 begins with zeros.
     pub first_pos: u32,
+    /// Its records in the run's [`StatePool`].
+    pub state_slot: u32,
     tables: &'a [abi::BlockTable],
 }
 
@@ -66,6 +68,34 @@ impl<'a, B> KvGroup<'a, B> {
     pub fn tile(&self, segment: usize, layer: u32, side: usize) -> Result<Range<'a, B>> {
         let index = (segment * self.n_layers as usize + layer as usize) * 2 + side;
         let range = self.tiles.get(index).ok_or_else(|| Error::invalid("a KV tile too few"))?;
+        // SAFETY: the host keeps the buffers alive during the run.
+        unsafe { Range::new(range) }
+    }
+}
+
+/// The recurrent state of all sequences.
+pub struct StatePool<'a, B> {
+    /// Equal values mean equal tiles.
+    pub generation: u64,
+    /// Slots that exist.
+    pub n_slots: u32,
+    /// State layers of the program.
+    pub n_layers: u32,
+    tiles: &'a [abi::BufferRange],
+    _buffers: PhantomData<&'a B>,
+}
+
+impl<'a, B> StatePool<'a, B> {
+    /// The record of a layer in a slot.
+    pub fn record(&self, slot: u32, layer: u32) -> Result<Range<'a, B>> {
+        let index = slot as usize * self.n_layers as usize + layer as usize;
+        let range = self.tiles.get(index).filter(|_| slot < self.n_slots && layer < self.n_layers);
+        let range = range.ok_or_else(|| {
+            let (slots, layers) = (self.n_slots, self.n_layers);
+            Error::invalid(format!(
+                "record {layer} of slot {slot}; the state has {slots} slots of {layers}"
+            ))
+        })?;
         // SAFETY: the host keeps the buffers alive during the run.
         unsafe { Range::new(range) }
     }
@@ -151,6 +181,7 @@ impl<'a, B> Run<'a, B> {
             first_token: span.first_token,
             n_tokens: span.n_tokens,
             first_pos: span.first_pos,
+            state_slot: span.state_slot,
             tables,
         })
     }
@@ -179,6 +210,25 @@ impl<'a, B> Run<'a, B> {
             block_len: group.block_len,
             n_layers: group.n_layers,
             segments,
+            tiles,
+            _buffers: PhantomData,
+        })
+    }
+    /// The recurrent state; an error for a run without.
+    pub fn state(&self) -> Result<StatePool<'a, B>> {
+        // SAFETY: alive for 'a by the contract of `new`.
+        let (pool, tiles) = unsafe {
+            let pool = abi::read_sized(self.args.state);
+            let pool = pool.ok_or_else(|| Error::invalid("the run has no recurrent state"))?;
+            (pool, pool.tiles.frozen())
+        };
+        let n_tiles = u64::from(pool.n_slots) * u64::from(pool.n_layers);
+        let tiles = tiles.filter(|tiles| tiles.len() as u64 == n_tiles);
+        let tiles = tiles.ok_or_else(|| Error::invalid("a recurrent state of another size"))?;
+        Ok(StatePool {
+            generation: pool.generation,
+            n_slots: pool.n_slots,
+            n_layers: pool.n_layers,
             tiles,
             _buffers: PhantomData,
         })

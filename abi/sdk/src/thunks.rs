@@ -409,7 +409,8 @@ unsafe fn weight(desc: *const abi::WeightDesc) -> Result<Weight> {
     let desc = unsafe { sized(desc) }?;
     let dtype = DType::from_id(desc.dtype.0)
         .ok_or_else(|| Error::unsupported(format!("weights of element type {}", desc.dtype.0)))?;
-    Ok(Weight { dtype, uses: desc.uses, n_in: desc.n_in, n_rows: desc.n_rows })
+    let abi::WeightDesc { uses, n_in, n_rows, rows_per_expert, .. } = desc;
+    Ok(Weight { dtype, uses, n_in, n_rows, rows_per_expert })
 }
 
 /// # Safety

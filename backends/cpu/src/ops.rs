@@ -28,6 +28,21 @@ fn failed(error: &KernelError) -> Error {
     Error::new(status, error.to_string())
 }
 
+/// Whether [`run`] can do it.
+pub(crate) fn supports(kind: &OpKind) -> bool {
+    !matches!(
+        kind,
+        OpKind::MatmulExperts { .. }
+            | OpKind::RouterTopk { .. }
+            | OpKind::CombineExperts
+            | OpKind::L2Norm { .. }
+            | OpKind::ConvState { .. }
+            | OpKind::GatedDelta { .. }
+            | OpKind::SliceGroups { .. }
+            | OpKind::GluClamped { .. }
+    )
+}
+
 /// Runs one op.
 pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
     let input = |i: usize| {
@@ -49,7 +64,7 @@ pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             let kernel = |at: std::ops::Range<usize>, y: &mut [f32]| match glu(activation) {
                 Some(f) => kernels.glu(f, &gate[at.clone()], &up[at], y),
                 None => {
-                    kernels.unary(unary(activation), &gate[at.clone()], y)?;
+                    activate(kernels, activation, &gate[at.clone()], y)?;
                     y.iter_mut().zip(&up[at]).for_each(|(y, up)| *y *= up);
                     Ok(())
                 }
@@ -57,12 +72,15 @@ pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             pieces(pool, frame.f32s_mut(out()?)?, 1, kernel)
         }
         OpKind::Unary { activation } => {
-            map(frame, input(0)?, out()?, |k, x, y| k.unary(unary(activation), x, y))
+            map(frame, input(0)?, out()?, |k, x, y| activate(k, activation, x, y))
         }
         OpKind::Scale { factor } => map(frame, input(0)?, out()?, |k, x, y| k.scale(factor, x, y)),
         OpKind::Softcap { cap } => map(frame, input(0)?, out()?, |k, x, y| k.softcap(cap, x, y)),
         OpKind::Add => zip(frame, input(0)?, input(1)?, out()?, Kernels::add),
-        OpKind::Mul => zip(frame, input(0)?, input(1)?, out()?, Kernels::mul),
+        OpKind::Mul => match frame.f32s(input(1)?)? {
+            [number] => map(frame, input(0)?, out()?, |k, x, y| k.scale(*number, x, y)),
+            _ => zip(frame, input(0)?, input(1)?, out()?, Kernels::mul),
+        },
         OpKind::Slice { begin, len } => {
             let (x, y) = (frame.f32s(input(0)?)?, frame.f32s_mut(out()?)?);
             let (row, begin, len) = (frame.row_len(input(0)?)?, begin as usize, len as usize);
@@ -101,6 +119,14 @@ pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             Ok(())
         }
         OpKind::TopK { k } => top_k(frame, op, k as usize),
+        OpKind::MatmulExperts { .. }
+        | OpKind::RouterTopk { .. }
+        | OpKind::CombineExperts
+        | OpKind::L2Norm { .. }
+        | OpKind::ConvState { .. }
+        | OpKind::GatedDelta { .. }
+        | OpKind::SliceGroups { .. }
+        | OpKind::GluClamped { .. } => Err(Error::unsupported(op.kind.name())),
     }
 }
 
@@ -179,15 +205,27 @@ fn zip(frame: &Frame<'_>, a: ValueId, b: ValueId, out: ValueId, kernel: Zip) -> 
     })
 }
 
-fn unary(activation: Activation) -> Unary {
-    match activation {
+fn activate(
+    kernels: Kernels,
+    activation: Activation,
+    x: &[f32],
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let function = match activation {
         Activation::Silu => Unary::Silu,
         Activation::GeluTanh => Unary::GeluTanh,
         Activation::GeluErf => Unary::GeluErf,
         Activation::Relu => Unary::Relu,
         Activation::Sigmoid => Unary::Sigmoid,
         Activation::Tanh => Unary::Tanh,
-    }
+        // Models use it on a number for each head, so no vector form is worth its lines.
+        Activation::Softplus => {
+            let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = softplus(*x));
+            return Ok(());
+        }
+    };
+    kernels.unary(function, x, y)
 }
 
 /// The fused kernel of a gated unit. No model gates by tanh, which is done in two passes.
@@ -198,7 +236,7 @@ fn glu(activation: Activation) -> Option<Glu> {
         Activation::GeluErf => Glu::GeluErf,
         Activation::Relu => Glu::Relu,
         Activation::Sigmoid => Glu::Sigmoid,
-        Activation::Tanh => return None,
+        Activation::Tanh | Activation::Softplus => return None,
     })
 }
 

@@ -39,6 +39,7 @@ impl WeightDesc {
             uses: self.uses,
             n_in: self.n_in,
             n_rows: self.n_rows,
+            rows_per_expert: 0,
         }
     }
 }

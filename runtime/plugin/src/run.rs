@@ -246,6 +246,7 @@ impl RunArrays {
             scratch: Slice::of(&self.scratch),
             seqs: Slice::of(&self.seqs),
             kv: Slice::of(&self.kv),
+            state: std::ptr::null(),
         })
     }
 
@@ -368,6 +369,8 @@ impl RunArrays {
                 first_pos: seq.first_pos,
                 reserved: 0,
                 tables: self.tables.get(first..).map_or(std::ptr::null(), <[_]>::as_ptr),
+                state_slot: 0,
+                reserved_end: 0,
             });
         }
         if (!args.kv.is_empty() || !args.seqs.is_empty()) && next != args.n_tokens {

@@ -151,6 +151,7 @@ unsafe fn weight_desc(program: &Program, value: u32) -> Result<WeightDesc> {
         uses,
         n_in: *n_in,
         n_rows: rows.iter().product(),
+        rows_per_expert: 0,
     })
 }
 

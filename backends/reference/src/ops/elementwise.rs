@@ -47,6 +47,8 @@ fn activate(activation: Activation, x: f64) -> f64 {
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Tanh => x.tanh(),
+        // For a large x, exp(x) is too; this form has no such overflow.
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 

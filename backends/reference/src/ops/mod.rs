@@ -116,6 +116,14 @@ pub(crate) fn run(values: &Values<'_>, op: &Op) -> Result<()> {
             values.put_i32s(args.output(0)?, &ids)?;
             values.put_f32s(args.output(1)?, &best)
         }
+        OpKind::MatmulExperts { .. }
+        | OpKind::RouterTopk { .. }
+        | OpKind::CombineExperts
+        | OpKind::L2Norm { .. }
+        | OpKind::ConvState { .. }
+        | OpKind::GatedDelta { .. }
+        | OpKind::SliceGroups { .. }
+        | OpKind::GluClamped { .. } => Err(Error::unsupported(args.op.kind.name())),
     }
 }
 

@@ -335,6 +335,7 @@ impl<'a> Session<'a> {
                     tegula_sdk::program::Dim::Fixed(n) => n,
                     _ => unreachable!(),
                 },
+                rows_per_expert: 0,
             };
             let row_bytes = value.dtype.row_bytes(desc.n_in).unwrap();
             assert_eq!(bytes.len() as u64, row_bytes * desc.n_rows, "{name}");
@@ -403,6 +404,8 @@ impl<'a> Session<'a> {
                 first_pos: seq.first_pos,
                 reserved: 0,
                 tables: tables.as_ptr(),
+                state_slot: 0,
+                reserved_end: 0,
             };
             first_token += seq.n_tokens;
             span
@@ -418,6 +421,7 @@ impl<'a> Session<'a> {
             scratch: abi::Slice::of(&self.scratch),
             seqs: abi::Slice::of(&seqs),
             kv: abi::Slice::of(&kv),
+            state: null_mut(),
         };
         let mut fence = 0;
         let launch = rig.table.queue_run.unwrap();

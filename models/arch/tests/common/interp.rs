@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::f64::consts::PI;
 
 use tegula_gguf::Gguf;
-use tegula_program::{Activation, DType, Op, OpKind, Program, RopeStyle, ValueId, ValueKind};
+use tegula_program::{
+    Activation, DType, HeadOrder, Op, OpKind, Program, RopeStyle, RouterGating, ValueId, ValueKind,
+};
 
 /// Rows of `n` elements each.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +54,7 @@ pub(crate) struct Interp<'a> {
     program: &'a Program,
     values: HashMap<ValueId, Mat>,
     kv: Vec<Kv>,
+    state: Vec<Vec<f64>>,
 }
 
 impl<'a> Interp<'a> {
@@ -67,7 +70,9 @@ impl<'a> Interp<'a> {
             let data = decoded.into_iter().map(f64::from).collect();
             (id, Mat { n: value.row_len() as usize, data })
         });
-        Self { program, values: weights.collect(), kv: vec![Kv::new(); program.kv_layers.len()] }
+        let state = program.state_layers.iter().map(|s| vec![0.0; s.n_elements as usize]);
+        let kv = vec![Kv::new(); program.kv_layers.len()];
+        Self { program, values: weights.collect(), kv, state: state.collect() }
     }
 
     /// Runs the program once and gives its outputs.
@@ -97,6 +102,9 @@ impl<'a> Interp<'a> {
         let inputs: Vec<&Mat> = op.inputs.iter().map(|id| &self.values[id]).collect();
         let x = inputs[0];
         let third = inputs.get(2).copied();
+        if let Some(made) = experts(op, &inputs) {
+            return made;
+        }
         let one = match op.kind {
             OpKind::Embed => gather(inputs[1], x),
             OpKind::GatherRows => gather(x, inputs[1]),
@@ -127,6 +135,35 @@ impl<'a> Interp<'a> {
             OpKind::Concat => {
                 let pairs = x.rows().zip(inputs[1].rows());
                 Mat::from_rows(x.n + inputs[1].n, pairs.map(|(a, b)| [a, b].concat()))
+            }
+            OpKind::L2Norm { eps, n } => {
+                let group = |x: &[f64]| {
+                    let root = (dot(x, x) + f64::from(eps)).sqrt();
+                    x.iter().map(|e| e / root).collect::<Vec<_>>()
+                };
+                Mat { n: x.n, data: x.data.chunks_exact(n as usize).flat_map(group).collect() }
+            }
+            OpKind::SliceGroups { group, begin, len } => {
+                let (begin, len) = (begin as usize, len as usize);
+                let groups = x.data.chunks_exact(group as usize);
+                let data = groups.flat_map(|group| group[begin..begin + len].to_vec()).collect();
+                Mat { n: x.n / group as usize * len, data }
+            }
+            OpKind::GluClamped { alpha, limit } => {
+                let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+                x.zip(inputs[1], |gate, up| {
+                    let gate = gate.min(limit);
+                    gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+                })
+            }
+            OpKind::ConvState { state_layer } => {
+                conv(&mut self.state[state_layer as usize], x, inputs[1], third)
+            }
+            OpKind::GatedDelta { state_layer, .. } => {
+                gated_delta(&mut self.state[state_layer as usize], &op.kind, &inputs)
+            }
+            OpKind::MatmulExperts { .. } | OpKind::RouterTopk { .. } | OpKind::CombineExperts => {
+                unreachable!("done above")
             }
             OpKind::Argmax => greatest(x, 1).0,
             OpKind::TopK { k } => {
@@ -277,6 +314,7 @@ fn activate(f: Activation, x: f64) -> f64 {
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Tanh => x.tanh(),
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 
@@ -292,6 +330,110 @@ fn erf(x: f64) -> f64 {
         sum += term / (2.0 * n + 1.0);
     }
     sum * 2.0 / PI.sqrt()
+}
+
+/// The ops over experts.
+fn experts(op: &Op, inputs: &[&Mat]) -> Option<Vec<Mat>> {
+    let x = inputs[0];
+    match op.kind {
+        OpKind::MatmulExperts { n_expert } => {
+            let (weight, ids, bias) = (inputs[1], inputs[2], inputs.get(3));
+            let n_rows = weight.data.len() / weight.n / n_expert as usize;
+            let row = |(x, ids): (&[f64], &[f64])| {
+                let slot = |(j, e): (usize, &f64)| {
+                    let x = if x.len() == weight.n { x } else { &x[j * weight.n..][..weight.n] };
+                    let out = |i: usize| {
+                        let at = *e * n_rows as f64 + i as f64;
+                        dot(x, weight.row(at)) + bias.map_or(0.0, |b| b.data[at as usize])
+                    };
+                    (0..n_rows).map(out).collect::<Vec<_>>()
+                };
+                ids.iter().enumerate().flat_map(slot).collect()
+            };
+            Some(vec![Mat::from_rows(ids.n * n_rows, x.rows().zip(ids.rows()).map(row))])
+        }
+        OpKind::RouterTopk { k, gating, normalise, scale } => {
+            let (mut ids, mut weights) = (Vec::new(), Vec::new());
+            for row in x.rows() {
+                let mut p = row.to_vec();
+                match gating {
+                    RouterGating::Softmax => softmax(&mut p),
+                    RouterGating::Sigmoid => {
+                        p.iter_mut().for_each(|p| *p = 1.0 / (1.0 + (-*p).exp()))
+                    }
+                    RouterGating::SoftmaxSelected => {}
+                }
+                let biased = p.iter().enumerate();
+                let biased = biased.map(|(i, p)| p + inputs.get(1).map_or(0.0, |b| b.data[i]));
+                let scores = Mat { n: p.len(), data: biased.collect() };
+                let chosen = greatest(&scores, k as usize).0.data;
+                let mut w: Vec<f64> = chosen.iter().map(|e| p[*e as usize]).collect();
+                if gating == RouterGating::SoftmaxSelected {
+                    softmax(&mut w);
+                }
+                let sum = if normalise { w.iter().sum::<f64>().max(1e-20) } else { 1.0 };
+                weights.extend(w.iter().map(|w| w / sum * f64::from(scale)));
+                ids.extend(chosen);
+            }
+            let mat = |data| Mat { n: k as usize, data };
+            Some(vec![mat(ids), mat(weights)])
+        }
+        OpKind::CombineExperts => {
+            let m = x.n / inputs[1].n;
+            let row = |(x, w): (&[f64], &[f64])| {
+                let mut sum = vec![0.0; m];
+                for (x, w) in x.chunks_exact(m).zip(w) {
+                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += w * x);
+                }
+                sum
+            };
+            Some(vec![Mat::from_rows(m, x.rows().zip(inputs[1].rows()).map(row))])
+        }
+        _ => None,
+    }
+}
+
+/// The state is the rows before this run, the oldest first.
+fn conv(state: &mut Vec<f64>, x: &Mat, weight: &Mat, bias: Option<&Mat>) -> Mat {
+    let kernel = weight.n;
+    let all = Mat { n: x.n, data: [state.as_slice(), &x.data].concat() };
+    let rows = (0..x.data.len() / x.n).map(|t| {
+        let column = |c: usize| {
+            let taps = (0..kernel).map(|j| weight.row(c as f64)[j] * all.row((t + j) as f64)[c]);
+            taps.sum::<f64>() + bias.map_or(0.0, |b| b.data[c])
+        };
+        (0..x.n).map(column).collect()
+    });
+    let out = Mat::from_rows(x.n, rows);
+    *state = all.data[all.data.len() - state.len()..].to_vec();
+    out
+}
+
+fn gated_delta(state: &mut [f64], kind: &OpKind, inputs: &[&Mat]) -> Mat {
+    let OpKind::GatedDelta { n_head_k, n_head_v, head_dim_k, head_dim_v, order, scale, .. } = *kind
+    else {
+        unreachable!("called for the gated delta rule only")
+    };
+    let (dk, dv, heads) = (head_dim_k as usize, head_dim_v as usize, n_head_v as usize);
+    let mut data = Vec::new();
+    for t in 0..inputs[0].data.len() / inputs[0].n {
+        let row = |i: usize| inputs[i].row(t as f64);
+        for h in 0..heads {
+            let h_k = match order {
+                HeadOrder::Grouped => h / (n_head_v / n_head_k) as usize,
+                HeadOrder::Tiled => h % n_head_k as usize,
+            };
+            let (q, k) = (&row(0)[h_k * dk..][..dk], &row(1)[h_k * dk..][..dk]);
+            let (v, g, beta) = (&row(2)[h * dv..][..dv], row(3)[h], row(4)[h]);
+            for (i, s) in state[h * dv * dk..][..dv * dk].chunks_exact_mut(dk).enumerate() {
+                s.iter_mut().for_each(|s| *s *= g.exp());
+                let d = beta * (v[i] - dot(s, k));
+                s.iter_mut().zip(k).for_each(|(s, k)| *s += d * k);
+                data.push(f64::from(scale) * dot(s, q));
+            }
+        }
+    }
+    Mat { n: heads * dv, data }
 }
 
 /// Ids and values of the k greatest of each row, the first of equals before.
