@@ -18,6 +18,7 @@ mod models;
 mod new_backend;
 mod process;
 mod source;
+mod synth;
 mod test;
 mod tidy;
 
@@ -49,6 +50,8 @@ enum Chore {
     Codegen(codegen::Flags),
     /// Make a backend of your own outside of this repository, which builds and is right at once.
     NewBackend(new_backend::Flags),
+    /// Write a model file of random weights in the shape of a known model, for measuring.
+    Synth(synth::Flags),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Chore::Bench(flags) => bench::run(&flags),
         Chore::Codegen(flags) => codegen::run(&flags),
         Chore::NewBackend(flags) => new_backend::run(&flags),
+        Chore::Synth(flags) => synth::run(&flags),
     };
     match result {
         Ok(code) => code,

@@ -99,6 +99,15 @@ pub(crate) struct LoadOptions {
     /// Keep weights whose names match PATTERN on DEVICE, such as 'blk\.2[0-9]\.ffn_=cpu'; may be given several times
     #[arg(long, value_name = "PATTERN=DEVICE")]
     pub(crate) place: Vec<PlaceRule>,
+    /// Keep the experts of the first N layers on the host's processor; --place goes before it
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) cpu_experts: u32,
+    /// Sequences at a time. They share the context, which is a limit and no reservation: the KV cache stays as it is
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: u32,
+    /// Load although the plan does not fit, or nobody knows whether it does
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Copy weights to memory of the device even where they could be used from the file
     #[arg(long)]
     pub(crate) no_mmap: bool,
@@ -145,6 +154,9 @@ impl LoadOptions {
                 mmap: !self.no_mmap,
                 split: self.split.clone(),
                 place: self.place.clone(),
+                cpu_experts: self.cpu_experts,
+                n_parallel: self.parallel,
+                force: self.force,
             },
         }
     }
@@ -349,7 +361,7 @@ pub(crate) struct PlanArgs {
     /// Plan a model by its shape alone, such as llama-3.2-3b or shape.json
     #[arg(long, value_name = "NAME")]
     pub(crate) shapes: Option<String>,
-    /// Types of a shape's weights: q4_k_m, q8_0 or f16
+    /// Types of a shape's weights: q4_k_m, q5_k_m, or one type such as q8_0, q4_0 or f16
     #[arg(long, value_name = "QUANT", default_value = "q4_k_m", conflicts_with = "model")]
     pub(crate) quant: Quant,
     /// As JSON, with every chunk and tile

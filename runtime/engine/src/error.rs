@@ -127,6 +127,17 @@ pub enum Error {
         /// What would fit, as options and what they give.
         remedies: Vec<String>,
     },
+    /// Nobody knows how much memory a device has.
+    #[error(
+        "{device}: it states neither how much of its memory is free nor how much it has, and the model needs {} of it beside the KV cache ({needed} bytes): whether that fits cannot be told. State it (--memory-limit {device}=SIZE, or TEGULA_MEMORY_LIMIT), or load without knowing (--force)",
+        format_size(*needed)
+    )]
+    MemoryUnknown {
+        /// The device.
+        device: String,
+        /// Bytes of weights, scratch and whatever else does not depend on the context.
+        needed: u64,
+    },
     /// The device cannot run an op of the model.
     #[error(
         "{device} cannot run {ops}, which this model needs; choose another device (tegula devices lists them)"
@@ -168,6 +179,14 @@ pub enum Error {
         n_blocks: u32,
         /// Tokens of a block.
         block_len: u32,
+    },
+    /// As many sequences as were asked for are in use.
+    #[error(
+        "{n_parallel} of at most {n_parallel} sequences are in use; end one, or load with a larger --parallel"
+    )]
+    TooManySequences {
+        /// Sequences at a time.
+        n_parallel: u32,
     },
     /// A token id is not in the vocabulary.
     #[error("token id {id} is not in the vocabulary of {n_vocab}")]

@@ -3,6 +3,7 @@
 use crate::alloc::alloc;
 use crate::memory::kv::KvShape;
 use crate::memory::tiling::TileSpec;
+use crate::promises::Promise;
 use crate::runtime::Runtime;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub(crate) struct StageKv {
     shape: KvShape,
     buffer_type: u32,
     group: KvGroup,
+    /// Memory for the segments that are not there yet.
+    promise: Promise,
     /// What a chunk may have: the plan's limit until the device fails below it.
     max_size: u64,
 }
@@ -29,6 +32,9 @@ impl StageKv {
     ) -> Self {
         let n_layers = u32::try_from(shape.layers.len()).unwrap_or(u32::MAX);
         let group = KvGroup::new(device, shape.block_len, n_layers);
+        // Padding between tiles is left out: it is a few bytes a segment, and what is promised is only compared.
+        let bytes = shape.bytes().unwrap_or(u64::MAX);
+        let promise = runtime.promises().make(device.info(), buffer_type, bytes);
         let max_size = shape.max_size();
         Self {
             runtime: runtime.clone(),
@@ -36,6 +42,7 @@ impl StageKv {
             shape,
             buffer_type,
             group,
+            promise,
             max_size,
         }
     }
@@ -82,6 +89,7 @@ impl StageKv {
         };
         let tiles: Vec<_> = packing.tiles.iter().filter_map(tile).collect();
         self.group.push_segment(n_blocks, &tiles)?;
+        self.promise.keep(self.shape.block_bytes().saturating_mul(n_blocks.into()));
         log::debug!(
             "KV blocks {first}..{} of {} on {}",
             first + n_blocks,
@@ -97,6 +105,9 @@ impl StageKv {
 pub(crate) struct KvPool {
     block_len: u32,
     n_blocks: u32,
+    /// Sequences that may hold blocks at a time, and those that do.
+    n_seqs_max: u32,
+    n_seqs: u32,
     stages: Vec<StageKv>,
     /// Blocks that exist on every stage: ids below it.
     n_made: u32,
@@ -105,9 +116,14 @@ pub(crate) struct KvPool {
 }
 
 impl KvPool {
-    /// A pool of at most `n_blocks` blocks.
-    pub(crate) fn new(block_len: u32, n_blocks: u32, stages: Vec<StageKv>) -> Self {
-        Self { block_len, n_blocks, stages, n_made: 0, free: Vec::new() }
+    /// A pool of at most `n_blocks` blocks, for as many sequences.
+    pub(crate) fn new(
+        block_len: u32,
+        n_blocks: u32,
+        n_seqs_max: u32,
+        stages: Vec<StageKv>,
+    ) -> Self {
+        Self { block_len, n_blocks, n_seqs_max, n_seqs: 0, stages, n_made: 0, free: Vec::new() }
     }
 
     /// The stages' parts.
@@ -119,23 +135,35 @@ impl KvPool {
     pub(crate) fn reserve(&mut self, blocks: &mut Vec<u32>, n_tokens: u32) -> Result<()> {
         let wanted = n_tokens.div_ceil(self.block_len.max(1)) as usize;
         let before = blocks.len();
+        let is_new = before == 0 && wanted > 0;
+        if is_new && self.n_seqs >= self.n_seqs_max {
+            return Err(Error::TooManySequences { n_parallel: self.n_seqs_max });
+        }
         while blocks.len() < wanted {
             match self.free.pop() {
                 Some(block) => blocks.push(block),
                 None => {
                     if let Err(error) = self.make_block() {
                         let taken = blocks.split_off(before);
-                        self.release(&taken);
+                        self.put_back(&taken);
                         return Err(error);
                     }
                 }
             }
         }
+        self.n_seqs += u32::from(is_new);
         Ok(())
     }
 
-    /// Gives blocks back.
-    pub(crate) fn release(&mut self, blocks: &[u32]) {
+    /// Gives blocks back; `is_last` if the sequence that held them holds none after that.
+    pub(crate) fn release(&mut self, blocks: &[u32], is_last: bool) {
+        self.put_back(blocks);
+        if is_last && !blocks.is_empty() {
+            self.n_seqs = self.n_seqs.saturating_sub(1);
+        }
+    }
+
+    fn put_back(&mut self, blocks: &[u32]) {
         if !blocks.is_empty() {
             self.free.extend_from_slice(blocks);
             self.free.sort_unstable_by(|a, b| b.cmp(a));

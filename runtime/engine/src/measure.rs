@@ -331,6 +331,17 @@ pub(crate) struct SlowType {
     pub(crate) faster_rate: u64,
 }
 
+/// Whether memory was measured to be read at less than a tenth of another's rate.
+pub(crate) fn is_far_slower(kind: &BufferType, other: &BufferType) -> bool {
+    let rates = measured_rate(kind).zip(measured_rate(other));
+    rates.is_some_and(|(rate, other)| rate.saturating_mul(TOO_SLOW) < other)
+}
+
+fn measured_rate(kind: &BufferType) -> Option<u64> {
+    let figure = kind.read_bandwidth;
+    figure.get().filter(|_| figure.source == FigureSource::MEASURED)
+}
+
 /// The faster type for weights of `needed` bytes, where the type advised was measured to be read at less than a tenth of its rate.
 /// Only measured rates count, and only a type whose heap has room for all of the weights, as far as that is known.
 pub(crate) fn faster_type(
@@ -339,11 +350,7 @@ pub(crate) fn faster_type(
     advised: u32,
     needed: u64,
 ) -> Option<SlowType> {
-    let measured = |kind: &BufferType| {
-        let figure = kind.read_bandwidth;
-        figure.get().filter(|_| figure.source == FigureSource::MEASURED)
-    };
-    let rate = types.get(advised as usize).and_then(measured)?;
+    let rate = types.get(advised as usize).and_then(measured_rate)?;
     let has_room = |kind: &BufferType| {
         let heap = heaps.get(kind.heap as usize);
         heap.is_some_and(|heap| heap.free.get().is_none_or(|free| free >= needed))
@@ -351,7 +358,7 @@ pub(crate) fn faster_type(
     let faster = (0u32..)
         .zip(types)
         .filter(|(_, kind)| has_room(kind))
-        .filter_map(|(index, kind)| Some((measured(kind)?, index)))
+        .filter_map(|(index, kind)| Some((measured_rate(kind)?, index)))
         .max_by_key(|(rate, index)| (*rate, std::cmp::Reverse(*index)))?;
     let (faster_rate, faster) = faster;
     (rate.saturating_mul(TOO_SLOW) < faster_rate).then_some(SlowType { rate, faster, faster_rate })

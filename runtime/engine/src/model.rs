@@ -76,7 +76,7 @@ fn plan_model(
     let (selector, n_threads) = (options.device.as_deref(), options.n_threads);
     let attempt = Attempt { runtime, gguf, arch, devices: devices.clone(), selector, n_threads };
     let options = &options.plan;
-    let planner = Planner { runtime, gguf, arch, program: &program, devices, options };
+    let planner = Planner { runtime, gguf, arch, program: &program, devices, options, n_threads };
     let planned = planner.plan().map_err(|error| attempt.explain(error, options))?;
     Ok((program, planned))
 }
@@ -142,9 +142,11 @@ impl Model {
         let (program, planned) = plan_model(runtime, file.gguf(), file.arch(), options)?;
         let Planned { plan, devices, stages } = planned;
         log::info!("{} on {}", file.path().display(), plan.device_names());
+        plan.report.notes.iter().for_each(|note| log::warn!("{note}"));
         let bounds = Bounds {
             n_ubatch: plan.n_ubatch,
             n_outputs: plan.n_outputs,
+            n_seqs: plan.n_parallel,
             n_ctx: plan.context.n_ctx,
         };
         let mut queues = Vec::with_capacity(devices.len());
@@ -162,7 +164,7 @@ impl Model {
             else {
                 return Err(Error::Overflow { what: "the devices of the plan".into() });
             };
-            let bindings = loader.stage(&stage.program, &part.weights, open, queue)?;
+            let bindings = loader.stage(&stage.program, part, open, queue)?;
             let scratch_type = open.entry.info.type_for_scratch;
             let chunk_max = max_size(&open.entry, open.entry.buffer_type(scratch_type)?);
             let options = bounds.options(scratch_type, chunk_max);
@@ -171,16 +173,11 @@ impl Model {
                 stage.outputs.iter().map(|id| Ok((*id, value_bytes(&program, *id, bounds)?)));
             let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
             runs.push(wiring.stage(executable, part.device, &stage.inputs, &outputs)?);
-            kv.push(StageKv::new(
-                runtime,
-                &open.device,
-                part.kv.clone(),
-                open.entry.info.type_for_kv,
-            ));
+            kv.push(StageKv::new(runtime, &open.device, part.kv.clone(), part.memory.kv));
         }
         let n_vocab = file.arch().info().n_vocab;
         let engine = Engine::new(&wiring, runs, queues, scratch, plan.n_outputs, n_vocab);
-        let kv = KvPool::new(plan.block_len, plan.n_blocks, kv);
+        let kv = KvPool::new(plan.block_len, plan.n_blocks, plan.n_parallel, kv);
         let shared = Shared { engine: Mutex::new(engine), kv: Mutex::new(kv), file, plan };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -205,7 +202,7 @@ impl Model {
         &self.shared.plan
     }
 
-    /// An empty sequence. It takes blocks of the KV cache as it grows.
+    /// An empty sequence. It takes blocks of the KV cache as it grows; as many as [`PlanOptions::n_parallel`] may hold some at a time.
     pub fn sequence(&self) -> Sequence {
         Sequence::new(self.clone())
     }
@@ -215,12 +212,14 @@ impl Model {
         self.shared.kv.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes blocks; the first ones make a sequence one of those that are in use, until it has given back the last one.
     pub(crate) fn reserve_blocks(&self, blocks: &mut Vec<u32>, n_tokens: u32) -> Result<()> {
         self.kv().reserve(blocks, n_tokens)
     }
 
-    pub(crate) fn free_blocks(&self, blocks: &[u32]) {
-        self.kv().release(blocks);
+    /// Gives blocks back; `is_last` if the sequence holds none after that.
+    pub(crate) fn free_blocks(&self, blocks: &[u32], is_last: bool) {
+        self.kv().release(blocks, is_last);
     }
 
     /// Runs one ubatch of one sequence and hands out its rows of logits.

@@ -2,6 +2,7 @@
 
 use crate::measure;
 use crate::memory::units::parse_size;
+use crate::promises::Promises;
 use crate::selection::{Candidate, Verdict, explain, named, select};
 use crate::{Error, Result};
 use std::num::NonZeroU32;
@@ -149,6 +150,7 @@ pub struct Runtime {
     /// Whether caps replace what a device states even where they are greater: for plans of devices that are not here.
     stand_in: bool,
     learned: Arc<Mutex<Vec<LearnedLimit>>>,
+    promises: Promises,
 }
 
 /// A limit found by trying, below the one that a device states.
@@ -168,6 +170,7 @@ impl Runtime {
             device_caps: Arc::default(),
             stand_in: false,
             learned: Arc::default(),
+            promises: Promises::default(),
         }
     }
 
@@ -201,7 +204,7 @@ impl Runtime {
         self.caps
     }
 
-    /// Every device of every backend, read now; free memory is that of this moment, and bandwidths that were once measured are those.
+    /// Every device of every backend, read now; free memory is that of this moment, less what models of this runtime were promised, and bandwidths that were once measured are those.
     pub fn devices(&self) -> Vec<DeviceEntry> {
         let mut out: Vec<DeviceEntry> = Vec::new();
         for backend in &self.registry.backends {
@@ -220,6 +223,7 @@ impl Runtime {
             measured.apply(entry);
             let caps = self.caps_of(index, &candidates);
             self.cap(&mut entry.info, caps);
+            self.promises.apply(&mut entry.info);
         }
         out
     }
@@ -239,6 +243,26 @@ impl Runtime {
             max_buffer: last(Limit::Buffer).or(self.caps.max_buffer),
             memory_limit: last(Limit::Memory).or(self.caps.memory_limit),
         }
+    }
+
+    /// The operator's memory limit that names this device, if there is one: what [`Self::caps_of`] gives for all devices is none.
+    pub(crate) fn limit_naming(&self, id: &str) -> Option<u64> {
+        if self.device_caps.is_empty() {
+            return None;
+        }
+        let devices = self.devices();
+        let candidates: Vec<_> = devices.iter().map(DeviceEntry::candidate).collect();
+        let index = devices.iter().position(|entry| entry.id() == id)?;
+        let names_it = |cap: &&DeviceCap| {
+            let item = cap.device.as_deref().filter(|_| cap.limit == Limit::Memory);
+            item.and_then(|item| named(item, &candidates).ok()).is_some_and(|i| i.contains(&index))
+        };
+        self.device_caps.iter().rev().find(names_it).map(|cap| cap.bytes)
+    }
+
+    /// What models of this runtime will still take.
+    pub(crate) fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     /// Remembers that a device gives less than it states; later plans of this runtime use the lower limit.

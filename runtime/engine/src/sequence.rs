@@ -49,14 +49,14 @@ impl Sequence {
         self.n_past = self.n_past.min(n);
         let keep = self.n_past.div_ceil(self.model.plan().block_len.max(1)) as usize;
         let freed = self.blocks.split_off(keep.min(self.blocks.len()));
-        self.model.free_blocks(&freed);
+        self.model.free_blocks(&freed, self.blocks.is_empty());
     }
 
     /// Evaluates `tokens` and calls `on_logits(position, row)` for each row asked for; the row may be changed. A prompt longer
     /// than the ubatch is evaluated in pieces. False if `cancel` was seen set between two pieces: the pieces before are kept.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] or [`Error::KvPoolFull`] before anything is evaluated; [`Error::TokenOutOfRange`]; a device's failure, after which the sequence is as
+    /// [`Error::ContextFull`], [`Error::KvPoolFull`] or [`Error::TooManySequences`] before anything is evaluated; [`Error::TokenOutOfRange`]; a device's failure, after which the sequence is as
     /// before the piece that failed.
     pub fn eval(
         &mut self,
@@ -105,6 +105,6 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        self.model.free_blocks(&self.blocks);
+        self.model.free_blocks(&self.blocks, true);
     }
 }

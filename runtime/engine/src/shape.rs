@@ -39,53 +39,65 @@ pub fn known_shapes() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }
 
-/// The types of a model's weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The types of a model's weights: a recipe that files are made by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Quant {
     /// The mix of that name: Q4_K, with Q6_K for the output matrix and, in half of the layers, for `attn_v` and `ffn_down`.
-    #[default]
     Q4KM,
-    /// Q8_0 for every matrix.
-    Q8_0,
-    /// F16 for every matrix.
-    F16,
+    /// The same with Q5_K.
+    Q5KM,
+    /// One type for every matrix; Q6_K for the output matrix where that type has fewer bits.
+    Plain(DType),
+}
+
+impl Default for Quant {
+    fn default() -> Self {
+        Self::Q4KM
+    }
 }
 
 impl Quant {
     /// `q4_k_m`, as [`Quant::from_str`] reads it.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> String {
         match self {
-            Self::Q4KM => "q4_k_m",
-            Self::Q8_0 => "q8_0",
-            Self::F16 => "f16",
+            Self::Q4KM => "q4_k_m".to_owned(),
+            Self::Q5KM => "q5_k_m".to_owned(),
+            Self::Plain(dtype) => dtype.name().to_ascii_lowercase(),
         }
     }
 
     /// The type of a matrix with rows of `n_in` elements. `layer` is `None` outside the layers.
     fn of_matrix(self, part: &str, layer: Option<u32>, shape: &Shape, n_in: u64) -> DType {
+        let is_output = part == "output" || (part == "token_embd" && shape.tied_embeddings);
+        let is_better = match part {
+            "attn_v" | "ffn_down" => layer.is_some_and(|layer| more_bits(layer, shape.n_layer)),
+            _ => is_output,
+        };
         let wanted = match self {
-            Self::F16 => return DType::F16,
-            Self::Q8_0 => DType::Q8_0,
-            Self::Q4KM => {
-                let better = match part {
-                    "output" => true,
-                    "token_embd" => shape.tied_embeddings,
-                    "attn_v" | "ffn_down" => {
-                        layer.is_some_and(|layer| more_bits(layer, shape.n_layer))
-                    }
-                    _ => false,
-                };
-                if better { DType::Q6_K } else { DType::Q4_K }
-            }
+            Self::Q4KM | Self::Q5KM if is_better => DType::Q6_K,
+            Self::Q4KM => DType::Q4_K,
+            Self::Q5KM => DType::Q5_K,
+            Self::Plain(dtype) if is_output && bits(dtype) < bits(DType::Q6_K) => DType::Q6_K,
+            Self::Plain(dtype) => dtype,
         };
         if n_in.is_multiple_of(wanted.block_len() as u64) {
             return wanted;
         }
         // Rows that are no whole number of large QuantBlocks get the next better type of small ones, else none.
-        let smaller = if wanted == DType::Q4_K { DType::Q5_0 } else { DType::Q8_0 };
+        let smaller = match wanted {
+            DType::Q4_K => DType::Q5_0,
+            DType::Q5_K => DType::Q5_1,
+            DType::Q2_K | DType::Q3_K | DType::IQ4_XS => DType::IQ4_NL,
+            _ => DType::Q8_0,
+        };
         if n_in.is_multiple_of(smaller.block_len() as u64) { smaller } else { DType::F16 }
     }
+}
+
+/// Bits of 256 elements.
+fn bits(dtype: DType) -> usize {
+    dtype.block_bytes() * 8 * 256 / dtype.block_len().max(1)
 }
 
 /// The layers whose errors cost most: the first and the last eighth, and every third of the others.
@@ -98,13 +110,22 @@ impl FromStr for Quant {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        [Self::Q4KM, Self::Q8_0, Self::F16]
-            .into_iter()
-            .find(|quant| quant.name().eq_ignore_ascii_case(text.trim()))
-            .ok_or_else(|| Error::Option {
-                name: "--quant",
-                why: format!("`{text}` is none of q4_k_m, q8_0 and f16"),
-            })
+        let name = text.trim().to_ascii_lowercase();
+        match name.as_str() {
+            "q4_k_m" => return Ok(Self::Q4KM),
+            "q5_k_m" => return Ok(Self::Q5KM),
+            _ => {}
+        }
+        // Types of activations and numbers of no use for weights have no files.
+        const NO_WEIGHTS: [DType; 7] =
+            [DType::I8, DType::I16, DType::I32, DType::I64, DType::F64, DType::Q8_1, DType::Q8_K];
+        let dtype = DType::from_name(&name).filter(|dtype| !NO_WEIGHTS.contains(dtype));
+        dtype.map(Self::Plain).ok_or_else(|| Error::Option {
+            name: "--quant",
+            why: format!(
+                "`{text}` is neither q4_k_m nor q5_k_m nor a type such as f16, q8_0, q6_k or q4_0"
+            ),
+        })
     }
 }
 
@@ -191,6 +212,12 @@ impl Shape {
 
     /// A GGUF header with these hyperparameters and the tensors that the architecture reads.
     pub(crate) fn gguf(&self, quant: Quant) -> Result<Gguf> {
+        let (header, file_len) = self.writer(quant).to_header()?;
+        Ok(Gguf::from_header(&header, format!("shape {}", self.name), file_len)?)
+    }
+
+    /// The beginning of a GGUF file of this shape: its metadata but for a tokenizer, and its tensors without their data.
+    pub fn writer(&self, quant: Quant) -> GgufWriter<'static> {
         let key = |part: &str| format!("{}.{part}", self.arch);
         let name = format!("{} ({})", self.name, quant.name());
         let mut out = GgufWriter::new()
@@ -213,8 +240,7 @@ impl Shape {
         }
         let mut tensors = Tensors { out, shape: self, quant };
         tensors.all();
-        let (header, file_len) = tensors.out.to_header()?;
-        Ok(Gguf::from_header(&header, format!("shape {}", self.name), file_len)?)
+        tensors.out
     }
 }
 
@@ -306,7 +332,7 @@ mod tests {
             ("smollm2-135m", 134.5),
         ];
         for name in known_shapes() {
-            for quant in [Quant::Q4KM, Quant::Q8_0, Quant::F16] {
+            for quant in ["q4_k_m", "q5_k_m", "q8_0", "q4_0", "f16"].map(|q| q.parse().unwrap()) {
                 let gguf = Shape::find(name).unwrap().gguf(quant).unwrap();
                 let model = tegula_arch::load(&gguf).unwrap();
                 assert_eq!(model.unused_tensors(), [""; 0], "{name}");
@@ -356,11 +382,13 @@ mod tests {
             assert!(Shape::parse(&text).is_err(), "{to}");
         }
         let huge = good.replace("\"n_vocab\": 262144", "\"n_vocab\": 4294967295");
-        let gguf = Shape::parse(&huge).unwrap().gguf(Quant::F16).unwrap();
+        let gguf = Shape::parse(&huge).unwrap().gguf(Quant::Plain(DType::F16)).unwrap();
         assert!(tegula_arch::load(&gguf).is_err());
         let error = Shape::find("llama-9").unwrap_err().to_string();
         assert!(error.contains("llama-3.2-3b"), "{error}");
-        assert!("q5_k_m".parse::<Quant>().is_err());
+        for text in ["q5_k_l", "i32", "q8_1", "f64", ""] {
+            assert!(text.parse::<Quant>().is_err(), "{text}");
+        }
         assert_eq!("Q4_K_M".parse::<Quant>().unwrap(), Quant::Q4KM);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::alloc::alloc;
 use crate::file::ModelFile;
-use crate::memory::plan::{ChunkSource, Plan, WeightsPlan};
+use crate::memory::plan::{ChunkSource, Plan, StagePlan};
 use crate::planner::{OpenDevice, weight_desc};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -44,11 +44,12 @@ impl<'a> Loader<'a> {
     pub(crate) fn stage(
         &mut self,
         program: &Program,
-        plan: &WeightsPlan,
+        part: &StagePlan,
         open: &OpenDevice,
         queue: &mut Queue,
     ) -> Result<Vec<WeightBinding>> {
-        let chunks = make_chunks(plan, self.maps, open)?;
+        let plan = &part.weights;
+        let chunks = make_chunks(part, self.maps, open)?;
         let mut bindings: Vec<WeightBinding> = Vec::new();
         for tile in &plan.tiles {
             let source = plan.chunks.get(tile.chunk).ok_or_else(missing)?.source;
@@ -81,8 +82,12 @@ impl<'a> Loader<'a> {
         let row = value.dtype.row_bytes(desc.n_in).map_err(|_| missing())?;
         let begin = range.start + tile.first_row * row;
         let map = self.maps.get(tensor.shard()).ok_or_else(missing)?;
-        let bytes = map.bytes().get(begin as usize..(begin + tile.n_rows * row) as usize);
-        Ok(queue.upload(&desc, tile, bytes.ok_or_else(missing)?)?)
+        let range = begin as usize..(begin + tile.n_rows * row) as usize;
+        let bytes = map.bytes().get(range.clone()).ok_or_else(missing)?;
+        queue.upload(&desc, tile, bytes)?;
+        // The device has it: without this, loading would hold the model in memory twice.
+        map.forget(range);
+        Ok(())
     }
 }
 
@@ -106,13 +111,13 @@ pub(crate) fn map_shards(file: &ModelFile) -> Result<Vec<Arc<FileMap>>> {
 }
 
 fn make_chunks(
-    plan: &WeightsPlan,
+    part: &StagePlan,
     maps: &[Arc<FileMap>],
     open: &OpenDevice,
 ) -> Result<Vec<Arc<Buffer>>> {
-    let buffer_type = open.entry.info.type_for_weights;
-    let mut chunks = Vec::with_capacity(plan.chunks.len());
-    for chunk in &plan.chunks {
+    let buffer_type = part.memory.weights;
+    let mut chunks = Vec::with_capacity(part.weights.chunks.len());
+    for chunk in &part.weights.chunks {
         let desc = BufferDesc { size: chunk.size, buffer_type, usage: BufferUsage::WEIGHTS };
         let buffer = match chunk.source {
             ChunkSource::Alloc => alloc(&open.device, &desc)?,

@@ -38,6 +38,20 @@ impl FileMap {
     pub fn bytes(&self) -> &[u8] {
         self.map.get(..self.len).unwrap_or(&self.map)
     }
+
+    /// Lets the system take back the memory behind a range of bytes: it is read from the file again when it is touched again.
+    pub fn forget(&self, range: std::ops::Range<usize>) {
+        let end = range.end.min(self.map.len());
+        let Some(len) = end.checked_sub(range.start).filter(|len| *len > 0) else { return };
+        // SAFETY: the mapping is of a file, shared and never written, so that dropped pages come back with the same bytes.
+        let done = unsafe {
+            self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, len)
+        };
+        if let Err(error) = done {
+            // Advice: nothing depends on it but the peak of memory.
+            log::debug!("pages of the file are kept: {error}");
+        }
+    }
 }
 
 /// All of the mapping: the file's bytes, and zeros to the end of the last page.

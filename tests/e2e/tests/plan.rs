@@ -52,7 +52,7 @@ fn bytes_are_exact() {
                 let heaps = plan.report.devices.iter().flat_map(|device| &device.heaps);
                 let mut kv = 0;
                 for heap in heaps {
-                    let sum: u64 = heap.chunks.iter().map(|chunk| chunk.size).sum();
+                    let sum: u64 = heap.chunks.iter().map(|chunk| chunk.taken).sum();
                     assert_eq!(heap.planned_bytes, sum, "{at}");
                     kv +=
                         heap.chunks.iter().filter(|c| c.usage == "kv").map(|c| c.size).sum::<u64>();

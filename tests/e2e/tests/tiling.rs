@@ -190,7 +190,7 @@ fn interleaved_sequences_are_as_alone() {
     let path = tiny(&folder);
     for device in BACKENDS {
         // Room for both in the pool: a sequence takes blocks as it grows, wherever they are free.
-        let plan = PlanOptions { n_ctx: Some(512), ..PlanOptions::default() };
+        let plan = PlanOptions { n_ctx: Some(512), n_parallel: 2, ..PlanOptions::default() };
         let model = open(&path, device, None, plan);
         let prompts = [words(40), words(90)[45..].to_vec()];
         let alone = prompts.each_ref().map(|prompt| greedy(&model, prompt, 48));
@@ -213,7 +213,7 @@ fn interleaved_sequences_are_as_alone() {
 #[test]
 fn dropped_sequences_give_their_blocks_back() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = PlanOptions { n_ctx: Some(96), ..PlanOptions::default() };
+    let plan = PlanOptions { n_ctx: Some(96), n_parallel: 2, ..PlanOptions::default() };
     let model = open(&tiny(&folder), "cpu", None, plan);
     let block_len = model.plan().report.context.block_len as usize;
     assert_eq!(96 % block_len, 0);

@@ -324,15 +324,24 @@ fn absurd_devices() {
     }
 }
 
-/// What nobody could say is not taken for nothing, nor for everything: the model loads under assumptions.
+/// What nobody could say is not taken for nothing, nor for everything: the greatest buffer is assumed, free memory must be stated or forced.
 #[test]
 fn unknown_figures() {
     let Some(file) = model_file() else { return };
     let (rows, _) = plain(gpu(), &file);
+    assert_eq!(plain(gpu().max_size(Fig::unknown()), &file).0, rows);
     let device = gpu().max_size(Fig::unknown()).heap(0, |h| {
         (h.total, h.free) = (Fig::unknown(), Fig::unknown());
     });
-    assert_eq!(plain(device, &file).0, rows);
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new().device(device).install(dir.path()).unwrap();
+    let runtime = runtime(&fake);
+    let error = open(&runtime, &file).unwrap_err();
+    assert!(matches!(error, Error::MemoryUnknown { .. }), "{error}");
+    let mut options = options();
+    options.plan.force = true;
+    let model = Model::open(&runtime, &file, &options, &mut |_| {}).unwrap();
+    assert_eq!(decode(&model).0, rows);
 }
 
 /// A lost device ends its sequences with that kind of error and no other device's; a new runtime has it again.

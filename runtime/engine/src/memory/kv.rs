@@ -107,6 +107,21 @@ impl KvShape {
             .ok_or_else(|| Error::Overflow { what: "the bytes of the KV cache".into() })
     }
 
+    /// Bytes that all chunks of the whole cache take where sizes are rounded up to `granularity`.
+    pub fn bytes_taken(&self, granularity: u64) -> Result<u64, Error> {
+        let of_segment = |index: u32| -> Result<u64, Error> {
+            let chunks = self.pack_segment(index)?.chunks;
+            let taken = |size: u64| size.checked_next_multiple_of(granularity.max(1));
+            Ok(chunks
+                .into_iter()
+                .fold(0, |sum: u64, size| sum.saturating_add(taken(size).unwrap_or(u64::MAX))))
+        };
+        // All segments but the last are alike.
+        let Some(last) = self.n_segments().checked_sub(1) else { return Ok(0) };
+        let others = if last == 0 { 0 } else { of_segment(0)?.saturating_mul(last.into()) };
+        Ok(others.saturating_add(of_segment(last)?))
+    }
+
     /// The tiles of segment `index` as planned: for each layer keys, then values, as one indivisible item each.
     pub fn pack_segment(&self, index: u32) -> Result<Packing, Error> {
         let first = index.saturating_mul(self.segment_blocks);

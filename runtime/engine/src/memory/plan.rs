@@ -65,11 +65,22 @@ impl WeightsPlan {
     }
 }
 
-/// One stage: a run of ops on one device.
+/// The buffer types of a device that a stage's weights and keys and values are made of, by index.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryTypes {
+    /// For weights.
+    pub weights: u32,
+    /// For the KV cache.
+    pub kv: u32,
+}
+
+/// One stage: a run of ops on one device, with its weights and its part of the KV cache in one kind of memory each.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
     /// Index into [`Plan::devices`].
     pub device: usize,
+    /// Where its weights and its part of the KV cache lie.
+    pub memory: MemoryTypes,
     /// Weights of its ops.
     pub weights: WeightsPlan,
     /// Its part of the KV cache; without layers if it has none.
@@ -103,6 +114,8 @@ pub struct Plan {
     pub ubatch_reason: Option<String>,
     /// Greatest number of rows of logits of a run.
     pub n_outputs: u32,
+    /// Greatest number of sequences that hold a part of the KV cache at a time.
+    pub n_parallel: u32,
     /// Bytes of host memory for rows of logits.
     pub logits_bytes: u64,
     /// Bytes of host memory for what crosses between stages.
@@ -153,6 +166,11 @@ pub struct PlanReport {
     pub context: ContextReport,
     /// Tokens of a run.
     pub ubatch: UbatchReport,
+    /// Sequences at a time.
+    pub parallel: ParallelReport,
+    /// What whoever reads the plan should know: assumptions, statements of devices that do not go together, what was forced.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The stages in the order they run, where there is more than one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageReport>,
@@ -224,6 +242,17 @@ pub struct UbatchReport {
     pub reason: Option<String>,
 }
 
+/// Sequences of a plan. They share the context's KV cache, so their number changes none of its bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct ParallelReport {
+    /// Sequences at a time.
+    pub n_seqs: u32,
+    /// Rows of logits of a run, at least one for each sequence.
+    pub n_outputs: u32,
+    /// Bytes of them, in the host's memory.
+    pub logits_bytes: u64,
+}
+
 /// A device of a plan.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
@@ -248,7 +277,10 @@ pub struct HeapReport {
     pub total: FigureReport,
     /// Bytes free when the plan was made.
     pub free: FigureReport,
-    /// Bytes of this plan once the whole context is in use.
+    /// Bytes that the plan counts on instead, where `free` is unknown or known to be too low.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assumed_free: Option<u64>,
+    /// Bytes of this plan once the whole context is in use: what its chunks take, rounding included.
     pub planned_bytes: u64,
     /// Of those, bytes read in place from the mapped file: the system can drop and reread them.
     pub mapped_bytes: u64,
@@ -256,20 +288,26 @@ pub struct HeapReport {
     pub peak_bytes: u64,
     /// Everything in it.
     pub chunks: Vec<ChunkReport>,
+    /// What loading takes for a while, and gives back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub loading: Vec<ChunkReport>,
 }
 
 /// A chunk of a plan: one buffer of the backend, or memory beside buffers.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChunkReport {
-    /// `weights`, `kv`, `scratch`, `logits`, `activations` or `compile`.
+    /// `weights`, `kv`, `scratch`, `logits`, `activations` (what crosses between stages), `compile` or, while loading, `staging` (the tile
+    /// that is being uploaded).
     pub usage: &'static str,
     /// The buffer type's name; `host` for memory of the core itself.
     pub buffer_type: String,
     /// The buffer type's limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_size: Option<FigureReport>,
-    /// Bytes.
+    /// Bytes asked for.
     pub size: u64,
+    /// Bytes that it takes of its heap: `size`, rounded up to the buffer type's granularity.
+    pub taken: u64,
     /// `allocated`, or `mapped` for a range of the model file.
     pub source: &'static str,
     /// The tiles in it.

@@ -13,7 +13,7 @@ mod write;
 
 use super::plan::{ChunkReport, DeviceReport, FigureReport, HeapReport, PlanReport};
 use super::units::format_size;
-use chunks::{Scale, draw_group};
+use chunks::{Scale, draw_group, drawn_bytes};
 use palette::{Kind, MUTED, RULE};
 use write::{Canvas, Text};
 
@@ -34,8 +34,10 @@ impl PlanReport {
         let mut canvas = Canvas::default();
         title(&mut canvas, self);
         legend(&mut canvas, self);
+        let heaps = self.devices.iter().flat_map(|device| &device.heaps);
+        let fullest = heaps.map(drawn_bytes).max().unwrap_or(0);
         for device in &self.devices {
-            panel(&mut canvas, device);
+            panel(&mut canvas, device, fullest);
         }
         canvas.finish(WIDTH, MARGIN)
     }
@@ -76,9 +78,34 @@ fn title(canvas: &mut Canvas, plan: &PlanReport) {
     canvas.text(&Text::new(MARGIN, &line).size(14.0));
     canvas.y += 20.0;
     let reason = plan.ubatch.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-    let line = format!("Up to {} tokens at once{reason}", plan.ubatch.n_tokens);
+    let sequences = match plan.parallel.n_seqs {
+        1 => "One sequence at a time".to_owned(),
+        n => format!("{n} sequences at a time, which share the context"),
+    };
+    let line = format!("{sequences}; up to {} tokens at once{reason}", plan.ubatch.n_tokens);
     canvas.text(&Text::new(MARGIN, &line).size(14.0));
     stages(canvas, plan);
+    for note in &plan.notes {
+        for line in wrapped(&format!("Note: {note}"), 13.0, WIDTH - 2.0 * MARGIN) {
+            canvas.y += 18.0;
+            canvas.text(&Text::new(MARGIN, &line).size(13.0).color(MUTED));
+        }
+    }
+}
+
+/// Words in lines of at most `room` pixels, but for a word that alone is longer.
+fn wrapped(text: &str, size: f64, room: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if write::text_width(&format!("{line} {word}"), size) <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn stages(canvas: &mut Canvas, plan: &PlanReport) {
@@ -118,7 +145,7 @@ fn legend(canvas: &mut Canvas, plan: &PlanReport) {
     canvas.y += 14.0;
 }
 
-fn panel(canvas: &mut Canvas, device: &DeviceReport) {
+fn panel(canvas: &mut Canvas, device: &DeviceReport, fullest: u64) {
     canvas.y += 8.0;
     let top = canvas.y;
     let place = canvas.mark();
@@ -127,13 +154,13 @@ fn panel(canvas: &mut Canvas, device: &DeviceReport) {
     let x = LEFT + write::text_width(&device.id, 18.0) * 1.08 + 12.0;
     canvas.text(&Text::new(x, &device.name).size(14.0).color(MUTED).within(RIGHT - x));
     for heap in &device.heaps {
-        draw_heap(canvas, heap);
+        draw_heap(canvas, heap, fullest);
     }
     canvas.y += PAD;
     canvas.panel(place, MARGIN, top, WIDTH - 2.0 * MARGIN, canvas.y - top);
 }
 
-fn draw_heap(canvas: &mut Canvas, heap: &HeapReport) {
+fn draw_heap(canvas: &mut Canvas, heap: &HeapReport, fullest: u64) {
     canvas.y += 32.0;
     let mapped = match heap.mapped_bytes {
         0 => String::new(),
@@ -142,21 +169,27 @@ fn draw_heap(canvas: &mut Canvas, heap: &HeapReport) {
     let head = format!("Heap {} ({})", heap.index, heap.kind);
     canvas.text(&Text::new(LEFT, &head).size(14.0).bold());
     let x = LEFT + write::text_width(&head, 14.0) * 1.08 + 12.0;
+    let peak = match heap.peak_bytes {
+        peak if peak > heap.planned_bytes => format!(", {} while loading", format_size(peak)),
+        _ => String::new(),
+    };
+    let counted = heap.assumed_free.map(|bytes| format!(" ({} counted on)", format_size(bytes)));
     let line = format!(
-        "{} planned{mapped}; {} free of {}",
+        "{} planned{mapped}{peak}; {} free{} of {}",
         format_size(heap.planned_bytes),
         figure(&heap.free),
+        counted.unwrap_or_default(),
         figure(&heap.total)
     );
     canvas.text(&Text::new(x, &line).size(13.0).within(RIGHT - x));
     bar(canvas, heap);
-    let scale = Scale::of(heap, INNER);
+    let scale = Scale::of(heap, fullest, INNER);
     let mut groups = groups(heap);
     groups.retain(|(_, chunks)| !chunks.is_empty());
     for (name, chunks) in groups {
         group(canvas, name, &chunks, &scale);
     }
-    if !heap.chunks.is_empty() {
+    if !heap.chunks.is_empty() || !heap.loading.is_empty() {
         canvas.y += 8.0;
         scale.draw(canvas, LEFT);
     }
@@ -235,6 +268,7 @@ fn groups(heap: &HeapReport) -> Vec<Group<'_>> {
         ("Weights", of(&|c| c.usage == "weights" && c.source != "mapped")),
         ("KV cache", of(&|c| c.usage == "kv")),
         ("Scratch and the rest", of(&|c| c.usage != "weights" && c.usage != "kv")),
+        ("While loading", heap.loading.iter().collect()),
     ]
 }
 
@@ -253,8 +287,8 @@ fn group(canvas: &mut Canvas, name: &str, chunks: &[&ChunkReport], scale: &Scale
         let of = |usage: &str| -> u64 {
             chunks.iter().filter(|c| c.usage == usage).map(|c| c.size).fold(0, u64::saturating_add)
         };
-        let usages =
-            ["scratch", "logits", "activations", "compile"].map(|usage| (usage, of(usage)));
+        let usages = ["scratch", "logits", "activations", "compile", "staging"]
+            .map(|usage| (usage, of(usage)));
         let told: Vec<String> = usages
             .into_iter()
             .filter(|(_, bytes)| *bytes > 0)
@@ -298,7 +332,9 @@ fn figure(figure: &FigureReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::plan::{ContextReport, ModelReport, TileReport, UbatchReport};
+    use crate::memory::plan::{
+        ContextReport, ModelReport, ParallelReport, TileReport, UbatchReport,
+    };
 
     fn chunk(usage: &'static str, size: u64, tensors: &[&str]) -> ChunkReport {
         let n = tensors.len().max(1) as u64;
@@ -311,6 +347,7 @@ mod tests {
                 source: "override".into(),
             }),
             size,
+            taken: size,
             source: "allocated",
             tiles: (0..)
                 .zip(tensors)
@@ -347,6 +384,8 @@ mod tests {
                 segment_tokens: 64,
             },
             ubatch: UbatchReport { n_tokens: 64, reason: None },
+            parallel: ParallelReport { n_seqs: 1, n_outputs: 1, logits_bytes: 4 },
+            notes: Vec::new(),
             stages: Vec::new(),
             devices: vec![DeviceReport {
                 id: "cpu:0".into(),
@@ -357,10 +396,12 @@ mod tests {
                     pool: "host".into(),
                     total: figure(Some(1 << 34)),
                     free: figure(Some(1 << 33)),
+                    assumed_free: None,
                     planned_bytes: chunks.iter().map(|chunk| chunk.size).sum(),
                     mapped_bytes: 0,
                     peak_bytes: 0,
                     chunks,
+                    loading: Vec::new(),
                 }],
             }],
         }

@@ -1,5 +1,6 @@
-//! Decides which device runs which op: by layers, by what each device can run, by what was asked for.
+//! Decides which op goes to which slot of which device: by layers, by what each device can run, by what was asked for.
 
+use super::slots::Slot;
 use crate::partition::keep_kv_together;
 use crate::{Error, Result};
 use regex::Regex;
@@ -115,21 +116,29 @@ pub(crate) fn first_counts(split: &Split, n_layers: u32, free: &[u64]) -> Result
     Ok(counts.collect())
 }
 
-/// Moves one layer from `device` to the next one. False if there is none to move or nowhere to.
-pub(crate) fn shift(counts: &mut LayerCounts, device: usize) -> bool {
-    let Some([from, to, ..]) = counts.get_mut(device..) else { return false };
-    if *from == 0 {
-        return false;
-    }
-    *from -= 1;
-    *to += 1;
+/// Layers of each slot that is to be filled, from the layers of each device: all in the memory that the device advises.
+pub(crate) fn counts_of_slots(counts: &LayerCounts, slots: &[Slot]) -> LayerCounts {
+    let filled = slots.iter().filter_map(|slot| Some((slot, *counts.get(slot.device)?)));
+    filled.map(|(slot, count)| if slot.is_advised { count } else { 0 }).collect()
+}
+
+/// Moves one layer out of `over`, the slots that take of memory that is over its budget, to the next slot beyond them. False if there is none to move or
+/// nowhere to.
+pub(crate) fn shift(counts: &mut LayerCounts, over: &[usize]) -> bool {
+    let slots = 0..counts.len();
+    let from = slots.clone().rev().find(|slot| over.contains(slot) && counts[*slot] > 0);
+    let Some(from) = from else { return false };
+    let Some(to) = slots.skip(from + 1).find(|slot| !over.contains(slot)) else { return false };
+    counts[from] -= 1;
+    counts[to] += 1;
     true
 }
 
-/// The device of every op. `supports[d][op]` says what device `d` can run; `pinned` is the device of ops that a rule places.
-pub(crate) fn devices_of_ops(
+/// The slot of every op. `supports[d][op]` says what device `d` can run; `pinned` is the device of ops that a rule places.
+pub(crate) fn slots_of_ops(
     program: &Program,
     counts: &LayerCounts,
+    slots: &[Slot],
     supports: &[Vec<bool>],
     pinned: &[Option<usize>],
     names: &[String],
@@ -140,7 +149,14 @@ pub(crate) fn devices_of_ops(
         sum = sum.saturating_add(*count);
         ends.push(sum);
     }
-    let device_of_layer = |layer: u32| ends.iter().position(|end| layer < *end).unwrap_or(0);
+    let slot_of_layer = |layer: u32| ends.iter().position(|end| layer < *end).unwrap_or(0);
+    let slot_of_device = |device: usize| {
+        slots.iter().position(|slot| slot.device == device && slot.is_advised).unwrap_or(0)
+    };
+    let can = |slot: usize, op: usize| {
+        let device = slots.get(slot).and_then(|slot| supports.get(slot.device));
+        device.and_then(|ops| ops.get(op)).copied().unwrap_or(false)
+    };
     let n_layers = n_layers(program);
     let mut seen_layers = false;
     let mut out = Vec::with_capacity(program.ops.len());
@@ -149,18 +165,19 @@ pub(crate) fn devices_of_ops(
         seen_layers |= op.layer.is_some();
         // Ops before the layers go with the first, ops after them with the last.
         let layer = op.layer.unwrap_or(if seen_layers { n_layers.saturating_sub(1) } else { 0 });
-        let wanted = pinned.get(i).copied().flatten().unwrap_or_else(|| device_of_layer(layer));
-        let can = |d: usize| supports.get(d).and_then(|ops| ops.get(i)).copied().unwrap_or(false);
-        let device = if can(wanted) {
+        let pinned = pinned.get(i).copied().flatten().map(slot_of_device);
+        let wanted = pinned.unwrap_or_else(|| slot_of_layer(layer));
+        let slot = if can(wanted, i) {
             wanted
         } else {
             // The last devices first: the host's processor stands at the end and can run everything.
-            (0..supports.len()).rev().find(|d| can(*d)).unwrap_or_else(|| {
+            let others = (0..supports.len()).rev().map(slot_of_device);
+            others.into_iter().find(|slot| can(*slot, i)).unwrap_or_else(|| {
                 missing.push(op.kind.name());
                 wanted
             })
         };
-        out.push(device);
+        out.push(slot);
     }
     if !missing.is_empty() {
         missing.sort_unstable();
@@ -168,10 +185,11 @@ pub(crate) fn devices_of_ops(
         return Err(Error::OpsUnsupported { device: names.join(", "), ops: missing.join(", ") });
     }
     keep_kv_together(program, &mut out);
-    for (i, device) in out.iter().enumerate() {
-        if !supports.get(*device).and_then(|ops| ops.get(i)).copied().unwrap_or(false) {
+    for (i, slot) in out.iter().enumerate() {
+        if !can(*slot, i) {
+            let device = slots.get(*slot).and_then(|slot| names.get(slot.device));
             return Err(Error::OpsUnsupported {
-                device: names.get(*device).cloned().unwrap_or_default(),
+                device: device.cloned().unwrap_or_default(),
                 ops: program.ops.get(i).map_or("?", |op| op.kind.name()).to_owned(),
             });
         }
@@ -215,5 +233,25 @@ mod tests {
             assert_eq!(first_counts(&split, 28, free).unwrap(), expected, "{split:?}");
         }
         assert!(first_counts(&Split::Proportions(vec![1.0]), 28, &[1, 1]).is_err());
+    }
+
+    /// A layer that moves must leave the memory that is full, and none may be lost on the way.
+    #[test]
+    fn layers_move_out_of_full_memory() {
+        let table: [(&[u32], &[usize], Option<&[u32]>); 7] = [
+            (&[4, 0], &[0], Some(&[3, 1])),
+            (&[4, 0, 0], &[0, 1], Some(&[3, 0, 1])),
+            (&[3, 1, 0], &[0, 1], Some(&[3, 0, 1])),
+            (&[3, 1, 0], &[0, 2], Some(&[2, 2, 0])),
+            (&[0, 4], &[1], None),
+            (&[0, 4], &[0], None),
+            (&[2, 2], &[0, 1], None),
+        ];
+        for (before, over, after) in table {
+            let mut counts = before.to_vec();
+            let moved = shift(&mut counts, over);
+            assert_eq!(moved, after.is_some(), "{before:?} {over:?}");
+            assert_eq!(counts, after.unwrap_or(before), "{before:?} {over:?}");
+        }
     }
 }

@@ -1,8 +1,11 @@
-//! How much memory each pool gives, and what a plan takes of it.
+//! How much memory each heap and each pool gives, and what a plan takes of it.
 //!
-//! A pool is physical memory: the host's is one, however many devices and heaps are carved from it, so unified memory is counted once.
+//! A pool is physical memory: the host's is one, however many devices and heaps are carved from it. What a plan takes is counted against its
+//! heap, which is what a device may have, and against the pool, which is what there is: so a device that states too little limits itself alone,
+//! and unified memory is counted once.
 
 use super::OpenDevice;
+use super::free::FreeMemory;
 use super::stage::Place;
 use crate::memory::context::Fit;
 use crate::{Error, Result};
@@ -18,119 +21,168 @@ enum Key {
     Device(usize, u64),
 }
 
-#[derive(Debug)]
-struct Pool {
-    key: Key,
+/// A heap or a pool.
+#[derive(Debug, Default)]
+struct Account {
     /// Free bytes, if known.
     free: Option<u64>,
     taken: u64,
-    /// Bytes of KV cache for each token.
+    /// Bytes of KV cache, and of what grows with it, for each token.
     per_token: u64,
-    /// The first device that takes of it, for errors and for moving layers.
-    device: usize,
+    /// The first device that takes of it, for errors.
+    device: Option<usize>,
+    /// The slots whose layers take of it.
+    slots: Vec<usize>,
 }
 
-/// The pools of the devices of a plan.
+/// Who takes bytes, and where.
+#[derive(Clone, Copy)]
+pub(crate) struct Taker<'a> {
+    /// Index of the device.
+    pub device: usize,
+    /// The slot whose layers need the bytes.
+    pub slot: usize,
+    /// The buffer type they are in.
+    pub place: &'a Place<'a>,
+}
+
+/// The heaps and pools of the devices of a plan.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    pools: Vec<Pool>,
+    heaps: Vec<Vec<Account>>,
+    pools: Vec<(Key, Account)>,
     names: Vec<String>,
 }
 
 impl Budget {
-    pub(crate) fn new(devices: &[OpenDevice]) -> Result<Self> {
-        let mut out = Self { pools: Vec::new(), names: Vec::new() };
+    pub(crate) fn new(devices: &[OpenDevice], free: &FreeMemory) -> Self {
+        let mut out = Self { heaps: Vec::new(), pools: Vec::new(), names: Vec::new() };
         for (index, open) in devices.iter().enumerate() {
             out.names.push(open.entry.id());
-            for heap in &open.entry.info.heaps {
-                let key = key(index, heap.pool);
-                let free = heap.free.get();
-                match out.pools.iter_mut().find(|pool| pool.key == key) {
-                    // Two statements about the same memory: the lower one is safe.
-                    Some(pool) => {
-                        pool.free = match (pool.free, free) {
-                            (Some(a), Some(b)) => Some(a.min(b)),
-                            (a, b) => a.or(b),
-                        };
-                    }
-                    None => {
-                        out.pools.push(Pool { key, free, taken: 0, per_token: 0, device: index });
-                    }
-                }
+            let mut heaps = Vec::new();
+            for (number, heap) in (0u32..).zip(&open.entry.info.heaps) {
+                let bytes = free.heap(index, number).and_then(|heap| heap.bytes);
+                heaps.push(Account { free: bytes, ..Account::default() });
+                let pool = out.pool(key(index, heap.pool));
+                // Each heap is held to its own statement, so the pool is the greatest of them.
+                pool.free = pool.free.max(bytes);
             }
+            out.heaps.push(heaps);
         }
-        Ok(out)
+        // Of its own memory the host knows best.
+        if let Some(host) = free.host {
+            out.pool(Key::Host).free = Some(host);
+        }
+        out
     }
 
-    fn pool(&mut self, key: Key, device: usize) -> Option<&mut Pool> {
-        let pool = self.pools.iter_mut().find(|pool| pool.key == key)?;
-        if pool.taken == 0 && pool.per_token == 0 {
-            pool.device = device;
-        }
-        Some(pool)
+    fn pool(&mut self, key: Key) -> &mut Account {
+        let index = self.pools.iter().position(|(known, _)| *known == key);
+        let index = index.unwrap_or_else(|| {
+            self.pools.push((key, Account::default()));
+            self.pools.len() - 1
+        });
+        &mut self.pools[index].1
     }
 
-    /// Takes bytes of the pool that a device's buffer type lies in.
-    pub(crate) fn take(&mut self, device: usize, place: &Place<'_>, bytes: u64) {
-        if let Some(pool) = self.pool(key(device, place.heap.pool), device) {
-            pool.taken = pool.taken.saturating_add(bytes);
+    fn charge(&mut self, by: Taker<'_>, add: impl Fn(&mut Account)) {
+        let charge = |account: &mut Account| {
+            add(account);
+            account.device.get_or_insert(by.device);
+            if !account.slots.contains(&by.slot) {
+                account.slots.push(by.slot);
+            }
+        };
+        charge(self.pool(key(by.device, by.place.heap.pool)));
+        let heaps = self.heaps.get_mut(by.device);
+        if let Some(heap) = heaps.and_then(|h| h.get_mut(by.place.buffer_type.heap as usize)) {
+            charge(heap);
         }
     }
 
-    /// Takes bytes of the KV cache, for each token of the context.
-    pub(crate) fn take_per_token(&mut self, device: usize, place: &Place<'_>, bytes: u64) {
-        if let Some(pool) = self.pool(key(device, place.heap.pool), device) {
-            pool.per_token = pool.per_token.saturating_add(bytes);
+    /// Takes bytes.
+    pub(crate) fn take(&mut self, by: Taker<'_>, bytes: u64) {
+        if bytes > 0 {
+            self.charge(by, |account| account.taken = account.taken.saturating_add(bytes));
         }
     }
 
-    /// Takes bytes of the host's memory, if a device of the plan has it in view.
+    /// Takes bytes for each token of the context.
+    pub(crate) fn take_per_token(&mut self, by: Taker<'_>, bytes: u64) {
+        if bytes > 0 {
+            self.charge(by, |account| account.per_token = account.per_token.saturating_add(bytes));
+        }
+    }
+
+    /// Takes bytes of the host's memory.
     pub(crate) fn take_host(&mut self, bytes: u64) {
-        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.key == Key::Host) {
-            pool.taken = pool.taken.saturating_add(bytes);
-        }
+        let host = self.pool(Key::Host);
+        host.taken = host.taken.saturating_add(bytes);
     }
 
     /// Takes bytes of the host's memory, for each token of the context.
     pub(crate) fn take_host_per_token(&mut self, bytes: u64) {
-        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.key == Key::Host) {
-            pool.per_token = pool.per_token.saturating_add(bytes);
-        }
+        let host = self.pool(Key::Host);
+        host.per_token = host.per_token.saturating_add(bytes);
     }
 
-    /// The device whose pool is over its budget at a context of `n_ctx`.
-    pub(crate) fn first_over(&self, n_ctx: u32) -> Option<usize> {
-        let over = |pool: &&Pool| {
-            let needed = pool.taken.saturating_add(pool.per_token.saturating_mul(u64::from(n_ctx)));
-            pool.usable().is_some_and(|usable| needed > usable)
+    fn accounts(&self) -> impl Iterator<Item = &Account> {
+        self.heaps.iter().flatten().chain(self.pools.iter().map(|(_, account)| account))
+    }
+
+    /// For each heap and pool that is over its budget at a context of `n_ctx`, the slots that take of it.
+    pub(crate) fn over(&self, n_ctx: u32) -> impl Iterator<Item = &[usize]> {
+        let is_over = move |account: &&Account| {
+            let growing = account.per_token.saturating_mul(u64::from(n_ctx));
+            let needed = account.taken.saturating_add(growing);
+            account.usable().is_some_and(|usable| needed > usable)
         };
-        self.pools.iter().find(over).map(|pool| pool.device)
+        self.accounts().filter(is_over).map(|account| account.slots.as_slice())
     }
 
-    /// Tokens whose KV cache fits every pool, `None` if no pool with KV cache says what is free; and the bytes that bind.
+    /// That of every heap in use something is known.
+    ///
+    /// # Errors
+    /// [`Error::MemoryUnknown`].
+    pub(crate) fn check_known(&self) -> Result<()> {
+        for (device, heaps) in self.heaps.iter().enumerate() {
+            let unknown = |heap: &&Account| heap.device.is_some() && heap.free.is_none();
+            if let Some(heap) = heaps.iter().find(unknown) {
+                let device = self.names.get(device).cloned().unwrap_or_default();
+                return Err(Error::MemoryUnknown { device, needed: heap.taken });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens whose KV cache fits every heap and pool, `None` if none with KV cache says what is free; and the bytes that bind.
+    ///
+    /// # Errors
+    /// [`Error::ModelDoesNotFit`] if there is no room even without a context.
     pub(crate) fn tokens_that_fit(&self) -> Result<Option<Fit>> {
         let mut fit: Option<Fit> = None;
-        for pool in &self.pools {
-            let Some(usable) = pool.usable() else { continue };
-            let left = usable.checked_sub(pool.taken).ok_or_else(|| Error::ModelDoesNotFit {
-                device: self.names.get(pool.device).cloned().unwrap_or_default(),
-                needed: pool.taken,
-                free: pool.free.unwrap_or(0),
+        for account in self.accounts() {
+            let Some(usable) = account.usable() else { continue };
+            let name = account.device.and_then(|device| self.names.get(device)).cloned();
+            let left = usable.checked_sub(account.taken).ok_or_else(|| Error::ModelDoesNotFit {
+                device: name.unwrap_or_else(|| "the host's memory".into()),
+                needed: account.taken,
+                free: account.free.unwrap_or(0),
                 remedies: Vec::new(),
             })?;
-            if pool.per_token == 0 {
+            if account.per_token == 0 {
                 continue;
             }
-            let tokens = left / pool.per_token;
+            let tokens = left / account.per_token;
             if fit.is_none_or(|fit| tokens < fit.tokens) {
-                fit = Some(Fit { tokens, budget: left, per_token: pool.per_token });
+                fit = Some(Fit { tokens, budget: left, per_token: account.per_token });
             }
         }
         Ok(fit)
     }
 }
 
-impl Pool {
+impl Account {
     fn usable(&self) -> Option<u64> {
         self.free.map(|free| free - free / RESERVE_SHARE)
     }

@@ -1,13 +1,17 @@
 //! Makes the plan: which device runs what, where each byte lies, how long the context is.
 //!
-//! Devices are filled in the order they were selected. A draft is made with all layers on the first (or as `--split` says) and a modest context; where a
-//! pool of memory is over its budget, a layer moves to the next device and the draft is made again. Then the context grows to
-//! what is left, and everything that depends on it is asked for again. The result is one [`Plan`].
+//! Devices are filled in the order they were selected, and each device's kinds of memory in theirs (`slots`). A draft is made with all layers in the
+//! first (or as `--split` says) and a modest context; where a heap or a pool of memory is over its budget, a layer moves on and the draft is made
+//! again. Then the context grows to what is left, and everything that depends on it is asked for again (`finish`). The result is one [`Plan`].
 
 mod assign;
 mod budget;
+mod finish;
+mod free;
+mod pins;
 mod remedies;
 mod report;
+mod slots;
 mod stage;
 
 pub use assign::{PlaceRule, Split};
@@ -15,14 +19,15 @@ pub(crate) use remedies::Attempt;
 pub(crate) use stage::{Bounds, max_size, weight_desc};
 
 use crate::measure::faster_type;
-use crate::memory::context::{ContextInputs, choose};
 use crate::memory::kv::{KvShape, block_len, bytes_per_token};
-use crate::memory::plan::{Plan, StagePlan};
+use crate::memory::plan::{MemoryTypes, Plan, StagePlan};
 use crate::memory::units::format_size;
 use crate::partition::{Stage, partition};
 use crate::runtime::{DeviceEntry, Runtime};
 use crate::{Error, Result};
-use budget::Budget;
+use budget::{Budget, Taker};
+use free::FreeMemory;
+use slots::{Slot, slots};
 use stage::{Places, plan_memory, plan_weights};
 use tegula_gguf::Gguf;
 use tegula_plugin::{Device, DeviceError, ScratchDesc};
@@ -31,9 +36,6 @@ use tegula_program::{DType, Dim, Program};
 
 /// Context of the first draft where none is asked for: enough to be useful, so that layers are not moved for a context nobody asked for.
 const N_CTX_DRAFT: u32 = 4096;
-
-/// Rounds in which the context shrinks by what is missing and no more.
-const ROUNDS_EXACT: u32 = 4;
 
 /// Wishes for the plan.
 #[derive(Debug, Clone)]
@@ -54,6 +56,12 @@ pub struct PlanOptions {
     pub split: Split,
     /// Weights that are kept on a device of their own; the first rule that matches counts.
     pub place: Vec<PlaceRule>,
+    /// Experts of the first so many layers are kept on the host's processor, unless a rule of `place` says otherwise.
+    pub cpu_experts: u32,
+    /// Sequences that may hold a part of the context at a time. They share it: their number changes nothing about its bytes.
+    pub n_parallel: u32,
+    /// Whether to go on where the plan is known not to fit, or nobody knows.
+    pub force: bool,
 }
 
 impl Default for PlanOptions {
@@ -67,6 +75,9 @@ impl Default for PlanOptions {
             mmap: true,
             split: Split::Fill,
             place: Vec::new(),
+            cpu_experts: 0,
+            n_parallel: 1,
+            force: false,
         }
     }
 }
@@ -94,75 +105,53 @@ pub(crate) struct Planner<'a> {
     pub(crate) program: &'a Program,
     pub(crate) devices: Vec<OpenDevice>,
     pub(crate) options: &'a PlanOptions,
+    pub(crate) n_threads: u32,
 }
 
 /// A plan before the context is chosen.
 struct Draft {
     stages: Vec<(Stage, FfiProgram)>,
     plans: Vec<StagePlan>,
+    /// For each stage.
+    slots: Vec<usize>,
     block_len: u32,
     bounds: Bounds,
     ubatch_reason: Option<String>,
-    budget: Budget,
 }
 
 impl Planner<'_> {
     /// The plan, or why there is none.
     pub(crate) fn plan(mut self) -> Result<Planned> {
+        let n_selected = self.devices.len();
         let pinned = self.pin_ops()?;
         self.leave_slow_memory();
+        let free = FreeMemory::read(self.runtime, &self.devices);
         let whole = FfiProgram::new(self.program);
         let supports: Result<Vec<Vec<bool>>, DeviceError> =
             self.devices.iter().map(|d| d.device.supports(&whole)).collect();
         let supports = supports?;
         let names: Vec<String> = self.devices.iter().map(|d| d.entry.id()).collect();
-        let n_usable = if self.options.split == Split::None { 1 } else { self.devices.len() };
-        let free: Vec<u64> = self.free_for_split().into_iter().take(n_usable).collect();
+        let n_filled = if self.options.split == Split::None { 1 } else { n_selected };
+        let slots = slots(&self.devices, n_filled, self.row_bytes());
+        let shares = self.free_for_split(&free, n_filled);
         let n_layers = assign::n_layers(self.program);
-        let mut counts = assign::first_counts(&self.options.split, n_layers, &free)?;
+        let counts = assign::first_counts(&self.options.split, n_layers, &shares)?;
+        let mut counts = assign::counts_of_slots(&counts, &slots);
         let trained = self.arch.info().n_ctx_train.max(1);
         let n_ctx = self.options.n_ctx.unwrap_or(trained.min(N_CTX_DRAFT));
         let draft = loop {
-            let devices =
-                assign::devices_of_ops(self.program, &counts, &supports, &pinned, &names)?;
-            let draft = self.draft(&partition(self.program, &devices)?, n_ctx)?;
-            match draft.budget.first_over(n_ctx) {
-                Some(device) if assign::shift(&mut counts, device) => {}
-                _ => break draft,
+            let of_ops =
+                assign::slots_of_ops(self.program, &counts, &slots, &supports, &pinned, &names)?;
+            let draft = self.draft(&slots, &of_ops, n_ctx)?;
+            let budget = self.budget(&draft, draft.bounds, &free)?;
+            let mut over = budget.over(n_ctx);
+            if !over.any(|slots| assign::shift(&mut counts, slots)) {
+                break draft;
             }
         };
-        let planned = self.finish(draft, trained)?;
+        let planned = self.finish(draft, &free, trained)?;
         self.devices = Vec::new();
         Ok(planned)
-    }
-
-    /// The device that a rule gives each op.
-    fn pin_ops(&mut self) -> Result<Vec<Option<usize>>> {
-        let mut rules = Vec::new();
-        for rule in &self.options.place {
-            let entry = self.runtime.select(Some(&rule.device))?.into_iter().next();
-            let entry = entry.ok_or_else(|| Error::NoDevice("the rule names no device".into()))?;
-            let known = self.devices.iter().position(|d| d.entry.id() == entry.id());
-            let index = match known {
-                Some(index) => index,
-                None => {
-                    let device = self.runtime.open_device(&entry, 0)?;
-                    self.devices.push(OpenDevice { entry, device });
-                    self.devices.len() - 1
-                }
-            };
-            rules.push((&rule.pattern, index));
-        }
-        let weights = |op: &tegula_program::Op| -> Option<usize> {
-            let mut names = op.inputs.iter().filter_map(|id| {
-                let value = self.program.values.get(id.index())?;
-                (value.kind == tegula_program::ValueKind::Weight).then_some(value.name.as_str())
-            });
-            names.find_map(|name| {
-                rules.iter().find(|(pattern, _)| pattern.is_match(name)).map(|(_, index)| *index)
-            })
-        };
-        Ok(self.program.ops.iter().map(weights).collect())
     }
 
     /// Weights are not read from memory that was measured to be far slower than another of the same device that could hold them.
@@ -195,36 +184,50 @@ impl Planner<'_> {
         tensors.map(tegula_gguf::TensorInfo::n_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Free memory by device for proportions; the host's processor takes no share beside an accelerator.
-    fn free_for_split(&self) -> Vec<u64> {
-        let is_cpu = |d: &OpenDevice| d.entry.info.kind == tegula_plugin::DeviceKind::CPU;
-        let only_cpu = self.devices.iter().all(is_cpu);
-        let free = |d: &OpenDevice| {
-            let place = Places::new(&d.entry).ok()?;
-            place.weights.heap.free.get()
-        };
-        self.devices
-            .iter()
-            .map(|d| if is_cpu(d) && !only_cpu { 0 } else { free(d).unwrap_or(0) })
-            .collect()
+    /// Bytes of the longest row, which a buffer must hold.
+    fn row_bytes(&self) -> u64 {
+        let row = |value: &tegula_program::Value| value.dtype.row_bytes(value.row_len()).ok();
+        self.program.weights().filter_map(|(_, value)| row(value)).max().unwrap_or(0)
     }
 
-    fn draft(&self, stages: &[Stage], n_ctx: u32) -> Result<Draft> {
-        let stages: Vec<(Stage, FfiProgram)> =
-            stages.iter().map(|stage| (stage.clone(), FfiProgram::new(&stage.program))).collect();
+    /// Free memory of the devices to fill, for proportions; the host's processor takes no share beside an accelerator.
+    fn free_for_split(&self, free: &FreeMemory, n_filled: usize) -> Vec<u64> {
+        let is_cpu = |d: &OpenDevice| d.entry.info.kind == tegula_plugin::DeviceKind::CPU;
+        let only_cpu = self.devices.iter().all(is_cpu);
+        let of_device = |(index, open): (usize, &OpenDevice)| {
+            let heap = Places::advised(&open.entry).ok()?.weights.buffer_type.heap;
+            free.heap(index, heap)?.bytes.filter(|_| only_cpu || !is_cpu(open))
+        };
+        let devices = self.devices.iter().enumerate().take(n_filled);
+        devices.map(|device| of_device(device).unwrap_or(0)).collect()
+    }
+
+    /// Everything but the context. `of_ops` has a slot for each op.
+    fn draft(&self, slots: &[Slot], of_ops: &[usize], n_ctx: u32) -> Result<Draft> {
+        let missing = || Error::Overflow { what: "a slot of the plan".into() };
+        let (mut stages, mut in_slots, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        for mut stage in partition(self.program, of_ops)? {
+            let slot = slots.get(stage.device).ok_or_else(missing)?;
+            in_slots.push(stage.device);
+            memory.push(slot.types);
+            stage.device = slot.device;
+            let ffi = FfiProgram::new(&stage.program);
+            stages.push((stage, ffi));
+        }
         let mut block = u32::MAX;
-        for (stage, _) in &stages {
-            let places = self.places(stage.device)?;
+        for ((stage, _), memory) in stages.iter().zip(&memory) {
+            let places = self.places(stage.device, *memory)?;
             block = block.min(block_len(&stage.program.kv_layers, places.kv.limits.max_size)?);
         }
         let mut plans = Vec::with_capacity(stages.len());
-        for (stage, _) in &stages {
-            let places = self.places(stage.device)?;
+        for ((stage, _), memory) in stages.iter().zip(memory) {
+            let places = self.places(stage.device, memory)?;
             let open = self.open(stage.device)?;
             let gguf = self.gguf;
             let mmap = self.options.mmap;
             plans.push(StagePlan {
                 device: stage.device,
+                memory,
                 weights: plan_weights(stage, gguf, &open.device, &places.weights, mmap)?,
                 kv: kv_shape(stage, n_ctx, block, &places),
                 scratch: Vec::new(),
@@ -232,14 +235,20 @@ impl Planner<'_> {
                 compile_host_bytes: 0,
             });
         }
-        let wanted = Bounds {
-            n_ubatch: self.options.n_ubatch.min(n_ctx).max(1),
-            n_outputs: self.options.n_outputs,
-            n_ctx,
-        };
+        let wanted = self.bounds(n_ctx);
         let (bounds, ubatch_reason) = self.fit_ubatch(&stages, &mut plans, wanted)?;
-        let budget = self.budget(&stages, &plans, bounds)?;
-        Ok(Draft { stages, plans, block_len: block, bounds, ubatch_reason, budget })
+        Ok(Draft { stages, plans, slots: in_slots, block_len: block, bounds, ubatch_reason })
+    }
+
+    /// What is wished for at a context of `n_ctx`. Every sequence may want a row of logits of one run.
+    fn bounds(&self, n_ctx: u32) -> Bounds {
+        let n_seqs = self.options.n_parallel.max(1);
+        Bounds {
+            n_ubatch: self.options.n_ubatch.min(n_ctx).max(1),
+            n_outputs: self.options.n_outputs.max(n_seqs),
+            n_seqs,
+            n_ctx,
+        }
     }
 
     fn open(&self, device: usize) -> Result<&OpenDevice> {
@@ -248,8 +257,12 @@ impl Planner<'_> {
             .ok_or_else(|| Error::Overflow { what: format!("device {device} of the plan") })
     }
 
-    fn places(&self, device: usize) -> Result<Places<'_>> {
-        Places::new(&self.open(device)?.entry)
+    fn places(&self, device: usize, memory: MemoryTypes) -> Result<Places<'_>> {
+        Places::new(&self.open(device)?.entry, memory)
+    }
+
+    fn places_of(&self, plan: &StagePlan) -> Result<Places<'_>> {
+        self.places(plan.device, plan.memory)
     }
 
     /// Fills in what the stages' executables take, at the greatest ubatch whose scratch fits everywhere; and why it is lower than wanted.
@@ -262,7 +275,7 @@ impl Planner<'_> {
         let mut reason = None;
         'smaller: loop {
             for ((stage, ffi), plan) in stages.iter().zip(plans.iter_mut()) {
-                let places = self.places(stage.device)?;
+                let places = self.places_of(plan)?;
                 let open = self.open(stage.device)?;
                 match plan_memory(ffi, &open.device, &places.scratch, bounds)? {
                     Ok(memory) => {
@@ -286,29 +299,34 @@ impl Planner<'_> {
         }
     }
 
-    fn budget(
-        &self,
-        stages: &[(Stage, FfiProgram)],
-        plans: &[StagePlan],
-        bounds: Bounds,
-    ) -> Result<Budget> {
-        let mut budget = Budget::new(&self.devices)?;
+    /// What a draft takes, of everything there is.
+    fn budget(&self, draft: &Draft, bounds: Bounds, free: &FreeMemory) -> Result<Budget> {
+        let Draft { stages, plans, slots, .. } = draft;
+        let mut budget = Budget::new(&self.devices, free);
         for (device, pieces) in shared_scratch(plans, self.devices.len()).iter().enumerate() {
-            let bytes = pieces.iter().map(|piece| piece.size).sum();
-            if bytes > 0 {
-                budget.take(device, &self.places(device)?.scratch, bytes);
-            }
+            let stage = plans.iter().zip(slots).find(|(plan, _)| plan.device == device);
+            let Some((plan, slot)) = stage else { continue };
+            let place = &self.places_of(plan)?.scratch;
+            let bytes = pieces.iter().map(|piece| place.taken(piece.size));
+            let by = Taker { device, slot: *slot, place };
+            budget.take(by, bytes.fold(0, u64::saturating_add));
         }
-        for ((stage, ffi), plan) in stages.iter().zip(plans) {
-            let places = self.places(plan.device)?;
+        for (((stage, ffi), plan), slot) in stages.iter().zip(plans).zip(slots) {
+            let places = self.places_of(plan)?;
             let device = &self.open(stage.device)?.device;
-            let weights = plan.weights.bytes(true) + plan.weights.bytes(false);
             let (fixed, of_token) = share_of_context(ffi, device, &places, plan, bounds)?;
-            budget.take(plan.device, &places.weights, weights + fixed.device_bytes);
+            let by = |place| Taker { device: plan.device, slot: *slot, place };
+            let weights = places.weights.taken_by(&plan.weights);
+            budget.take(by(&places.weights), weights.saturating_add(fixed.device_bytes));
             budget.take_host(fixed.host_bytes);
-            budget.take_per_token(plan.device, &places.weights, of_token.device_bytes);
+            budget.take_per_token(by(&places.weights), of_token.device_bytes);
             budget.take_host_per_token(of_token.host_bytes);
-            budget.take_per_token(plan.device, &places.kv, bytes_per_token(&plan.kv.layers));
+            let per_token = bytes_per_token(&plan.kv.layers);
+            budget.take_per_token(by(&places.kv), per_token);
+            // Padding and rounding do not grow evenly with the context; at this one they are known.
+            let tokens = per_token.saturating_mul(bounds.n_ctx.into());
+            let taken = plan.kv.bytes_taken(places.kv.buffer_type.granularity)?;
+            budget.take(by(&places.kv), taken.saturating_sub(tokens));
         }
         budget.take_host(self.logits_bytes(bounds)?);
         budget.take_host(self.activation_bytes(stages, bounds)?);
@@ -324,82 +342,14 @@ impl Planner<'_> {
 
     /// Host memory for everything that one stage makes and a later one reads.
     fn activation_bytes(&self, stages: &[(Stage, FfiProgram)], bounds: Bounds) -> Result<u64> {
-        let mut total = 0u64;
-        for (stage, _) in stages {
-            for id in stage.outputs.iter().filter(|id| !self.program.outputs.contains(id)) {
-                total = total.saturating_add(value_bytes(self.program, *id, bounds)?);
-            }
-        }
-        Ok(total)
+        let bytes = stages.iter().map(|(stage, _)| self.crossing_bytes(stage, bounds));
+        bytes.sum()
     }
 
-    fn finish(&mut self, draft: Draft, trained: u32) -> Result<Planned> {
-        let Draft { mut stages, mut plans, block_len, bounds, ubatch_reason, budget } = draft;
-        let choose_by = |budget: &Budget| {
-            let (asked, trained) = (self.options.n_ctx, u64::from(trained));
-            choose(ContextInputs { asked, trained, fits: budget.tokens_that_fit()? })
-        };
-        let mut context = choose_by(&budget)?;
-        self.close_unused(&mut stages, &mut plans);
-        // Scratch and lists may depend on the context, and not evenly: what they take is asked for again at the context chosen,
-        // and where that is over the budget, a shorter one is chosen.
-        let mut rounds = 0;
-        let (wanted, bounds, reason) = loop {
-            rounds += 1;
-            let n_ctx = context.n_ctx;
-            for ((stage, _), plan) in stages.iter().zip(&mut plans) {
-                plan.kv = kv_shape(stage, n_ctx, block_len, &self.places(stage.device)?);
-            }
-            let n_ubatch = self.options.n_ubatch.min(n_ctx).max(1);
-            let wanted = Bounds { n_ubatch, n_ctx, ..bounds };
-            let (bounds, reason) = self.fit_ubatch(&stages, &mut plans, wanted)?;
-            let again = choose_by(&self.budget(&stages, &plans, bounds)?)?;
-            if again.n_ctx >= n_ctx {
-                break (wanted, bounds, reason);
-            }
-            context = again;
-            // Two or three rounds settle it; a backend whose statements never do must not keep a user waiting.
-            if rounds > ROUNDS_EXACT {
-                context.n_ctx = (context.n_ctx - context.n_ctx / 4).max(1);
-            }
-        };
-        let mut plan = Plan {
-            devices: self.devices.iter().map(|d| d.entry.id()).collect(),
-            scratch: shared_scratch(&plans, self.devices.len()),
-            stages: plans,
-            n_blocks: context.n_ctx.div_ceil(block_len.max(1)),
-            context,
-            block_len,
-            n_ubatch: bounds.n_ubatch,
-            ubatch_reason: reason.or(ubatch_reason.filter(|_| bounds.n_ubatch < wanted.n_ubatch)),
-            n_outputs: bounds.n_outputs.clamp(1, bounds.n_ubatch.max(1)),
-            logits_bytes: self.logits_bytes(bounds)?,
-            activation_bytes: self.activation_bytes(&stages, bounds)?,
-            report: report::empty(self),
-        };
-        report::fill(self, &stages, &mut plan)?;
-        Ok(Planned { plan, devices: std::mem::take(&mut self.devices), stages })
-    }
-
-    /// Closes devices that run nothing, so that they neither keep threads nor stand in the plan.
-    fn close_unused(&mut self, stages: &mut [(Stage, FfiProgram)], plans: &mut [StagePlan]) {
-        let mut kept = 0usize;
-        let mut numbers = Vec::with_capacity(self.devices.len());
-        for index in 0..self.devices.len() {
-            let used = plans.iter().any(|plan| plan.device == index);
-            numbers.push(used.then_some(kept));
-            kept += usize::from(used);
-        }
-        let number = |device: usize| numbers.get(device).copied().flatten().unwrap_or(device);
-        for ((stage, _), plan) in stages.iter_mut().zip(plans) {
-            stage.device = number(stage.device);
-            plan.device = number(plan.device);
-        }
-        let mut index = 0;
-        self.devices.retain(|_| {
-            index += 1;
-            numbers.get(index - 1).copied().flatten().is_some()
-        });
+    /// Host memory for what `stage` makes and a later one reads.
+    fn crossing_bytes(&self, stage: &Stage, bounds: Bounds) -> Result<u64> {
+        let crossing = stage.outputs.iter().filter(|id| !self.program.outputs.contains(id));
+        crossing.map(|id| value_bytes(self.program, *id, bounds)).sum()
     }
 }
 

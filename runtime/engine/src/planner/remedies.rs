@@ -166,6 +166,7 @@ impl Attempt<'_> {
             program: &program,
             devices: self.devices.clone(),
             options,
+            n_threads: self.n_threads,
         };
         Ok(planner.plan()?.plan)
     }

@@ -1,7 +1,8 @@
 //! The plan for people and tools: every chunk with its tiles, heap by heap.
 
-use super::Planner;
-use super::stage::{Place, Places};
+use super::free::{HeapFree, Origin};
+use super::stage::{Bounds, Place, Places};
+use super::{OpenDevice, Planner};
 use crate::Result;
 use crate::memory::kv::{KvShape, bytes_per_token};
 use crate::memory::plan::*;
@@ -34,19 +35,28 @@ pub(super) fn empty(planner: &Planner<'_>) -> PlanReport {
             segment_tokens: 0,
         },
         ubatch: UbatchReport { n_tokens: 0, reason: None },
+        parallel: ParallelReport { n_seqs: 0, n_outputs: 0, logits_bytes: 0 },
+        notes: Vec::new(),
         stages: Vec::new(),
         devices: Vec::new(),
     }
 }
 
-/// Fills the report from the finished plan.
+/// Fills the report from the finished plan. `free` is what was counted on, for each heap of each device.
 pub(super) fn fill(
     planner: &Planner<'_>,
     stages: &[(Stage, FfiProgram)],
+    bounds: Bounds,
+    free: &[Vec<HeapFree>],
     plan: &mut Plan,
 ) -> Result<()> {
     let report = &mut plan.report;
     report.ubatch = UbatchReport { n_tokens: plan.n_ubatch, reason: plan.ubatch_reason.clone() };
+    report.parallel = ParallelReport {
+        n_seqs: plan.n_parallel,
+        n_outputs: plan.n_outputs,
+        logits_bytes: plan.logits_bytes,
+    };
     report.context.n_ctx = plan.context.n_ctx;
     report.context.reason = plan.context.reason.clone();
     report.context.block_len = plan.block_len;
@@ -63,23 +73,34 @@ pub(super) fn fill(
             .collect();
     }
     let mut devices = Vec::new();
-    for (index, open) in planner.devices.iter().enumerate() {
+    for ((index, open), free) in planner.devices.iter().enumerate().zip(free) {
         let mut heaps: Vec<HeapReport> =
-            (0u32..).zip(&open.entry.info.heaps).map(heap_report).collect();
+            (0u32..).zip(&open.entry.info.heaps).zip(free).map(heap_report).collect();
         fill_device(planner, stages, plan, index, &mut heaps)?;
-        for heap in &mut heaps {
-            heap.planned_bytes = heap.chunks.iter().map(|chunk| chunk.size).sum();
-            let mapped = heap.chunks.iter().filter(|chunk| chunk.source == "mapped");
-            heap.mapped_bytes = mapped.map(|chunk| chunk.size).sum();
-            // Weights are read from the mapped file straight into their place, so loading takes no more than running.
-            heap.peak_bytes = heap.planned_bytes;
-        }
         let (id, name) = (open.entry.id(), open.entry.info.name.clone());
         devices.push(DeviceReport { id, name, heaps });
     }
-    fill_host(planner, plan, &mut devices);
+    fill_host(planner, stages, bounds, plan, &mut devices)?;
+    for heap in devices.iter_mut().flat_map(|device| &mut device.heaps) {
+        add_up(heap);
+    }
     plan.report.devices = devices;
     Ok(())
+}
+
+/// The sums over a heap's chunks.
+fn add_up(heap: &mut HeapReport) {
+    let sum = |test: &dyn Fn(&ChunkReport) -> bool| -> u64 {
+        let taken = heap.chunks.iter().filter(|chunk| test(chunk)).map(|chunk| chunk.taken);
+        taken.fold(0, u64::saturating_add)
+    };
+    let all = sum(&|_| true);
+    heap.mapped_bytes = sum(&|chunk| chunk.source == "mapped");
+    // While the model is loaded there is no KV cache yet, and devices are loaded one after the other.
+    let before_kv = sum(&|chunk| chunk.usage != "kv");
+    let loading = heap.loading.iter().map(|chunk| chunk.taken).max().unwrap_or(0);
+    heap.planned_bytes = all;
+    heap.peak_bytes = all.max(before_kv.saturating_add(loading));
 }
 
 fn fill_device(
@@ -89,16 +110,17 @@ fn fill_device(
     device: usize,
     heaps: &mut [HeapReport],
 ) -> Result<()> {
-    let places = planner.places(device)?;
     let mut push = |place: &Place<'_>, chunk: ChunkReport| {
         if let Some(heap) = heaps.get_mut(place.buffer_type.heap as usize) {
             heap.chunks.push(chunk);
         }
     };
+    let mut scratch = plan.scratch.get(device).map_or(&[][..], Vec::as_slice);
     for ((stage, _), part) in stages.iter().zip(&plan.stages) {
         if part.device != device {
             continue;
         }
+        let places = planner.places_of(part)?;
         for chunk in weight_reports(&stage.program, part, &places) {
             push(&places.weights, chunk);
         }
@@ -109,42 +131,110 @@ fn fill_device(
         }
         if part.compile_device_bytes > 0 {
             let chunk = chunk_report("compile", &places.weights, part.compile_device_bytes);
-            push(&places.weights, chunk);
+            push(&places.weights, ChunkReport { taken: chunk.size, ..chunk });
         }
-    }
-    for piece in plan.scratch.get(device).into_iter().flatten() {
-        push(&places.scratch, chunk_report("scratch", &places.scratch, piece.size));
+        // The stages of a device share it.
+        for piece in std::mem::take(&mut scratch) {
+            push(&places.scratch, chunk_report("scratch", &places.scratch, piece.size));
+        }
     }
     Ok(())
 }
 
-/// Memory of the core itself, counted where the first device sees the host's pool.
-fn fill_host(planner: &Planner<'_>, plan: &Plan, devices: &mut [DeviceReport]) {
-    let place = planner.devices.iter().enumerate().find_map(|(index, open)| {
-        let heap = open.entry.info.heaps.iter().position(|heap| heap.pool == POOL_HOST)?;
-        Some((index, heap))
-    });
-    let Some((device, heap)) = place else { return };
-    let heap = devices.get_mut(device).and_then(|device| device.heaps.get_mut(heap));
-    let Some(heap) = heap else { return };
-    let compile: u64 = plan.stages.iter().map(|stage| stage.compile_host_bytes).sum();
-    let own = [
-        ("logits", plan.logits_bytes),
-        ("activations", plan.activation_bytes),
-        ("compile", compile),
-    ];
-    for (usage, size) in own.into_iter().filter(|(_, size)| *size > 0) {
-        heap.chunks.push(ChunkReport {
+/// Memory of the core itself, for each device its own: what the device makes for other stages and for the caller, and the tile that is being
+/// uploaded. It is counted in the device's own heap of the host's memory, else in another device's, else by itself.
+fn fill_host(
+    planner: &Planner<'_>,
+    stages: &[(Stage, FfiProgram)],
+    bounds: Bounds,
+    plan: &Plan,
+    devices: &mut Vec<DeviceReport>,
+) -> Result<()> {
+    for (index, open) in planner.devices.iter().enumerate() {
+        let own = || stages.iter().zip(&plan.stages).filter(|(_, part)| part.device == index);
+        let (mut crossing, mut upload) = (0u64, 0u64);
+        for ((stage, _), part) in own() {
+            crossing = crossing.saturating_add(planner.crossing_bytes(stage, bounds)?);
+            upload = upload.max(largest_upload(&stage.program, part)?);
+        }
+        let is_last = plan.stages.last().is_some_and(|part| part.device == index);
+        let compile: u64 = own().map(|(_, part)| part.compile_host_bytes).sum();
+        let steady = [
+            ("logits", if is_last { plan.logits_bytes } else { 0 }),
+            ("activations", crossing),
+            ("compile", compile),
+        ];
+        let has_own = open.entry.info.heaps.iter().any(|heap| heap.pool == POOL_HOST);
+        let whose = if has_own { String::new() } else { format!(", for {}", open.entry.id()) };
+        let chunk = |(usage, size): (&'static str, u64)| ChunkReport {
             usage,
-            buffer_type: "host".into(),
+            buffer_type: format!("host{whose}"),
             max_size: None,
             size,
+            taken: size,
             source: "allocated",
             tiles: Vec::new(),
-        });
-        heap.planned_bytes += size;
-        heap.peak_bytes += size;
+        };
+        let some = |(_, size): &(&str, u64)| *size > 0;
+        let heap = host_heap(&planner.devices, index, devices);
+        heap.chunks.extend(steady.into_iter().filter(some).map(chunk));
+        let staging = Some(("staging", upload)).filter(some).map(chunk);
+        heap.loading.extend(staging.map(|chunk| ChunkReport { source: "mapped", ..chunk }));
     }
+    Ok(())
+}
+
+/// The heap in which the host's memory of device `index` is counted.
+fn host_heap<'a>(
+    opened: &[OpenDevice],
+    index: usize,
+    devices: &'a mut Vec<DeviceReport>,
+) -> &'a mut HeapReport {
+    let of_device = |device: usize| {
+        let heaps = &opened.get(device)?.entry.info.heaps;
+        Some((device, heaps.iter().position(|heap| heap.pool == POOL_HOST)?))
+    };
+    let found = of_device(index).or_else(|| (0..opened.len()).find_map(of_device));
+    let (device, heap) = found.unwrap_or((opened.len(), 0));
+    if device == devices.len() {
+        devices.push(DeviceReport {
+            id: "host".into(),
+            name: "the host's memory, which none of the devices states".into(),
+            heaps: vec![HeapReport { pool: "host".into(), kind: "host".into(), ..no_heap() }],
+        });
+    }
+    &mut devices[device].heaps[heap]
+}
+
+fn no_heap() -> HeapReport {
+    let unknown = || tegula_plugin::Figure::UNKNOWN.into();
+    HeapReport {
+        index: 0,
+        kind: String::new(),
+        pool: String::new(),
+        total: unknown(),
+        free: unknown(),
+        assumed_free: None,
+        planned_bytes: 0,
+        mapped_bytes: 0,
+        peak_bytes: 0,
+        chunks: Vec::new(),
+        loading: Vec::new(),
+    }
+}
+
+/// Bytes of the file behind the largest tile that is uploaded.
+fn largest_upload(program: &Program, part: &StagePlan) -> Result<u64> {
+    let mut largest = 0;
+    for tile in &part.weights.tiles {
+        let chunk = part.weights.chunks.get(tile.chunk);
+        if chunk.is_some_and(|chunk| chunk.source == ChunkSource::Alloc) {
+            let value = program.value(tile.value)?;
+            let row = value.dtype.row_bytes(value.row_len()).unwrap_or(0);
+            largest = largest.max(row.saturating_mul(tile.n_rows));
+        }
+    }
+    Ok(largest)
 }
 
 fn stage_report(stage: &Stage, device: Option<String>) -> StageReport {
@@ -168,12 +258,14 @@ fn weight_reports(program: &Program, part: &StagePlan, places: &Places<'_>) -> V
         .weights
         .chunks
         .iter()
-        .map(|chunk| ChunkReport {
-            source: match chunk.source {
-                ChunkSource::File { .. } => "mapped",
-                ChunkSource::Alloc => "allocated",
-            },
-            ..chunk_report("weights", &places.weights, chunk.size)
+        .map(|chunk| {
+            let report = chunk_report("weights", &places.weights, chunk.size);
+            match chunk.source {
+                ChunkSource::File { .. } => {
+                    ChunkReport { source: "mapped", taken: chunk.size, ..report }
+                }
+                ChunkSource::Alloc => report,
+            }
         })
         .collect();
     for tile in &part.weights.tiles {
@@ -230,21 +322,21 @@ fn chunk_report(usage: &'static str, at: &Place<'_>, size: u64) -> ChunkReport {
         buffer_type: at.buffer_type.name.clone(),
         max_size: Some(at.buffer_type.max_size.into()),
         size,
+        taken: at.taken(size),
         source: "allocated",
         tiles: Vec::new(),
     }
 }
 
-fn heap_report((index, heap): (u32, &Heap)) -> HeapReport {
+fn heap_report(((index, heap), free): ((u32, &Heap), &HeapFree)) -> HeapReport {
+    let is_stated = [Origin::Stated, Origin::FarBelowHost].contains(&free.origin);
     HeapReport {
         index,
         kind: heap.kind.to_string(),
         pool: if heap.pool == POOL_HOST { "host".into() } else { format!("device {}", heap.pool) },
         total: heap.total.into(),
         free: heap.free.into(),
-        planned_bytes: 0,
-        mapped_bytes: 0,
-        peak_bytes: 0,
-        chunks: Vec::new(),
+        assumed_free: free.bytes.filter(|_| !is_stated),
+        ..no_heap()
     }
 }

@@ -1,6 +1,6 @@
 //! One stage on its device: where weights, KV cache and scratch go.
 
-use crate::memory::plan::{ChunkSource, WeightChunk, WeightTile, WeightsPlan};
+use crate::memory::plan::{ChunkSource, MemoryTypes, WeightChunk, WeightTile, WeightsPlan};
 use crate::memory::tiling::{ChunkLimits, Item, TileSpec, pack, pack_file};
 use crate::partition::Stage;
 use crate::runtime::DeviceEntry;
@@ -36,6 +36,20 @@ impl<'a> Place<'a> {
         let limits = ChunkLimits { max_size, preferred: preferred.clamp(1, max_size.max(1)) };
         Ok(Self { index, buffer_type, heap, limits })
     }
+
+    /// Bytes of the heap that a buffer of `size` takes: backends round up to their granularity.
+    pub(crate) fn taken(&self, size: u64) -> u64 {
+        size.checked_next_multiple_of(self.buffer_type.granularity.max(1)).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that all chunks of weights take, those in the mapped file too.
+    pub(crate) fn taken_by(&self, weights: &WeightsPlan) -> u64 {
+        let taken = |chunk: &WeightChunk| match chunk.source {
+            ChunkSource::File { .. } => chunk.size,
+            ChunkSource::Alloc => self.taken(chunk.size),
+        };
+        weights.chunks.iter().map(taken).fold(0, u64::saturating_add)
+    }
 }
 
 /// A buffer type's limit, or the floor that is assumed, with a warning, where the device cannot say.
@@ -57,13 +71,19 @@ pub(crate) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(entry: &'a DeviceEntry) -> Result<Self> {
-        let info = &entry.info;
+    /// With weights and KV cache in buffers of these types.
+    pub(crate) fn new(entry: &'a DeviceEntry, memory: MemoryTypes) -> Result<Self> {
         Ok(Self {
-            weights: Place::new(entry, info.type_for_weights)?,
-            kv: Place::new(entry, info.type_for_kv)?,
-            scratch: Place::new(entry, info.type_for_scratch)?,
+            weights: Place::new(entry, memory.weights)?,
+            kv: Place::new(entry, memory.kv)?,
+            scratch: Place::new(entry, entry.info.type_for_scratch)?,
         })
+    }
+
+    /// As the device advises.
+    pub(crate) fn advised(entry: &'a DeviceEntry) -> Result<Self> {
+        let info = &entry.info;
+        Self::new(entry, MemoryTypes { weights: info.type_for_weights, kv: info.type_for_kv })
     }
 }
 
@@ -200,16 +220,17 @@ fn weight_tile(tile: &TileSpec, value: ValueId, layout: u32, first_chunk: usize)
 pub(crate) struct Bounds {
     pub(crate) n_ubatch: u32,
     pub(crate) n_outputs: u32,
+    pub(crate) n_seqs: u32,
     pub(crate) n_ctx: u32,
 }
 
 impl Bounds {
-    /// For a device whose scratch comes from buffer type `scratch_type`; one sequence a run.
+    /// For a device whose scratch comes from buffer type `scratch_type`. A run has no more sequences than tokens.
     pub(crate) fn options(self, scratch_type: u32, scratch_chunk_max: u64) -> CompileOptions {
         CompileOptions {
             n_tokens_max: self.n_ubatch,
             n_outputs_max: self.n_outputs.clamp(1, self.n_ubatch.max(1)),
-            n_seqs_max: 1,
+            n_seqs_max: self.n_seqs.clamp(1, self.n_ubatch.max(1)),
             n_ctx_max: self.n_ctx,
             scratch_type,
             scratch_chunk_max,

@@ -6,8 +6,9 @@ use super::write::{Canvas, Text, fitting, text_width};
 use crate::memory::plan::{ChunkReport, HeapReport};
 use crate::memory::units::format_size;
 
-/// Courses that a heap's chunks take if they fill them.
+/// Courses that the chunks of the fullest heap take if they fill them, and the fewest that those of another do.
 const COURSES: u64 = 26;
+const COURSES_MIN: u64 = 2;
 const COURSE_HEIGHT: f64 = 20.0;
 const COURSE_STEP: f64 = 24.0;
 /// Between chunks of a course.
@@ -25,6 +26,12 @@ const CELL_STEP: f64 = 14.0;
 /// Squares of a grid at most.
 const CELLS_MAX: usize = 1600;
 
+/// Bytes of a heap that are drawn as chunks.
+pub(super) fn drawn_bytes(heap: &HeapReport) -> u64 {
+    let loading = heap.loading.iter().map(|chunk| chunk.size);
+    loading.fold(heap.planned_bytes, u64::saturating_add)
+}
+
 /// Bytes of a full course.
 pub(super) struct Scale {
     course: u64,
@@ -32,9 +39,13 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The scale at which the chunks of a heap fill a page; a round number of bytes.
-    pub(super) fn of(heap: &HeapReport, width: f64) -> Self {
-        let wanted = (heap.planned_bytes / COURSES).max(1);
+    /// The scale at which the chunks of a heap fill a page, or as much of one as they are of `fullest`, the bytes of the fullest heap; a round number
+    /// of bytes.
+    pub(super) fn of(heap: &HeapReport, fullest: u64, width: f64) -> Self {
+        let bytes = drawn_bytes(heap);
+        let share = bytes as f64 / fullest.max(1) as f64;
+        let courses = ((share * COURSES as f64) as u64).clamp(COURSES_MIN, COURSES);
+        let wanted = (bytes / courses).max(1);
         let unit = 1u64 << (63 - wanted.leading_zeros().min(63)).min(62);
         // 1, 1.25, 1.5 or 1.75 times a power of two, not below what is wanted.
         let quarter = (unit / 4).max(1);

@@ -21,11 +21,12 @@ pub(super) enum Kind {
     Logits,
     Activations,
     Compile,
+    Staging,
 }
 
 impl Kind {
     /// In the order of the numbers.
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Embedding,
         Self::Attention,
         Self::Ffn,
@@ -38,6 +39,7 @@ impl Kind {
         Self::Logits,
         Self::Activations,
         Self::Compile,
+        Self::Staging,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -54,6 +56,7 @@ impl Kind {
             Self::Logits => "logits",
             Self::Activations => "between stages",
             Self::Compile => "compiled",
+            Self::Staging => "uploads, while loading",
         }
     }
 
@@ -72,6 +75,7 @@ impl Kind {
             Self::Logits => "#e3a3b5",
             Self::Activations => "#a9bf6f",
             Self::Compile => "#ddd6ca",
+            Self::Staging => "#c7d3df",
         }
     }
 }
@@ -83,6 +87,7 @@ pub(super) fn kind(usage: &str, tensor: &str) -> Kind {
         "logits" => return Kind::Logits,
         "activations" => return Kind::Activations,
         "compile" => return Kind::Compile,
+        "staging" => return Kind::Staging,
         "kv" if tensor.ends_with(".v") => return Kind::Values,
         "kv" => return Kind::Keys,
         _ => {}
