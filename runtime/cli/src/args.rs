@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tegula::{
     DType, DeviceCap, Limit, ModelOptions, PlaceRule, PlanOptions, Quant, SamplerOptions, Split,
 };
+use tegula_plugin::probe::PROBE_ARGUMENT;
 
 /// What no option of a single command says; options win over variables.
 const ENVIRONMENT: &str = "\
@@ -17,6 +18,9 @@ Environment:
   TEGULA_MODELS        Cache folder of models [default: $XDG_CACHE_HOME/tegula/models, or
                        ~/.cache/tegula/models]
   TEGULA_BACKEND_PATH  Folders to search for backends before the usual ones, separated by colons
+  TEGULA_ISOLATION     Before a backend is opened, it is tried in a process of its own, which a driver may crash: off
+                       opens it at once, child tries it at every start [default: when something changed]
+  TEGULA_PROBE_TIMEOUT Seconds that trying a backend may take [default: 10]
   TEGULA_MAX_BUFFER    Greatest size of one buffer, such as 512M or 2G, whatever devices state
   TEGULA_MEMORY_LIMIT  Memory to use of each heap at most, such as 4G
   HF_TOKEN             Token for private and gated models of the Hugging Face hub
@@ -56,6 +60,12 @@ pub(crate) enum Command {
     Template(TemplateArgs),
     /// Show the logits that a model computes for token ids.
     Logits(LogitsArgs),
+    /// Try a plugin, and nothing else: what this command starts itself for.
+    #[command(name = PROBE_ARGUMENT, hide = true)]
+    Probe {
+        /// The plugin's shared object
+        plugin: PathBuf,
+    },
 }
 
 /// How a model is loaded. Its heading holds for all arguments that follow, so it is flattened after a command's own.
@@ -72,7 +82,7 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
     /// Devices to use: auto, cpu, vulkan:0, uuid:..., pci:..., name:*text*, !excluded [default: TEGULA_DEVICE, or auto]
-    #[arg(long, value_name = "SELECTOR")]
+    #[arg(long, value_name = "SELECTOR", allow_hyphen_values = true)]
     pub(crate) device: Option<String>,
     /// Host threads [default: the usable cores]
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -310,7 +320,7 @@ pub(crate) struct DevicesArgs {
     #[arg(long)]
     pub(crate) why: bool,
     /// The selector that --why explains, and the devices that --measure measures [default: TEGULA_DEVICE, or all]
-    #[arg(long, value_name = "SELECTOR")]
+    #[arg(long, value_name = "SELECTOR", allow_hyphen_values = true)]
     pub(crate) device: Option<String>,
 }
 

@@ -19,7 +19,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+    let filter = match cli.command {
+        // Its own list tells what was skipped.
+        Command::Devices(_) => "warn,tegula_plugin::registry=off",
+        _ => "warn",
+    };
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(filter))
         .format_timestamp(None)
         .init();
     let result = match &cli.command {
@@ -34,6 +39,10 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Template(args) => commands::template::run(args),
         Command::Logits(args) => commands::logits::run(args),
+        Command::Probe { plugin } => {
+            tegula_plugin::probe::run_child(plugin);
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tegula::memory::units::format_size;
 use tegula::{
-    Caps, DeviceCap, Generation, Model, ModelOptions, PlanReport, Runtime, RuntimeOptions,
+    Caps, DeviceCap, Generation, IsolationOptions, Model, ModelOptions, PlanReport, Runtime,
+    RuntimeOptions,
 };
+use tegula_plugin::SkipReason;
 
 /// Set by Ctrl-C; generation looks at it between tokens.
 pub(crate) static CANCEL: AtomicBool = AtomicBool::new(false);
@@ -30,9 +32,16 @@ fn end_interrupted() -> ! {
     std::process::exit(130)
 }
 
+/// This program, even while its file is replaced by an update.
+const OWN_FILE: &str = "/proc/self/exe";
+
 /// A runtime under the caps of the environment, and those of single devices.
 pub(crate) fn runtime(caps: &[DeviceCap]) -> Result<Runtime> {
-    let options = RuntimeOptions { caps: Caps::from_env()?, ..RuntimeOptions::default() };
+    let options = RuntimeOptions {
+        caps: Caps::from_env()?,
+        isolation: IsolationOptions::from_env(OWN_FILE.into())?,
+        ..RuntimeOptions::default()
+    };
     Ok(Runtime::new(&options).with_device_caps(caps)?)
 }
 
@@ -52,14 +61,27 @@ pub(crate) fn load_with(args: &LoadArgs, options: &ModelOptions) -> Result<(Mode
     } else {
         ProgressBar::hidden()
     };
-    let model = Model::open(&runtime(&args.how.caps())?, path, options, &mut |progress| {
+    let runtime = runtime(&args.how.caps())?;
+    let model = Model::open(&runtime, path, options, &mut |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
     });
     bar.finish_and_clear();
     let model = model?;
+    tell_lost(&runtime, &model);
     tell_limits(&model.plan().report, options);
     Ok((model, begin.elapsed()))
+}
+
+/// Says what the model runs on where a backend is missing that would have ended the process; which one, the log has said.
+fn tell_lost(runtime: &Runtime, model: &Model) {
+    let skipped = &runtime.registry().skipped;
+    if skipped.iter().any(|skipped| matches!(skipped.reason, SkipReason::Probe(_))) {
+        eprintln!(
+            "note: the model runs on {}; see `tegula devices` for what was skipped",
+            model.plan().device_names()
+        );
+    }
 }
 
 /// Says once where memory made less of the model than its user may expect.

@@ -164,6 +164,11 @@ pub(crate) struct Ubatch<'a> {
 }
 
 impl Engine {
+    /// Whether one of its devices is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.queues.iter().any(Queue::is_lost)
+    }
+
     /// `n_outputs` is the greatest number of rows that a run is asked for.
     pub(crate) fn new(
         wiring: &Wiring,

@@ -14,7 +14,7 @@ use crate::shape::{Quant, Shape};
 use crate::weights::{self, Loader, Progress};
 use crate::{Error, Result};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use tegula_arch::{ModelInfo, ProgramOptions, Results};
 use tegula_gguf::Gguf;
 use tegula_plugin::{Buffer, BufferDesc, BufferUsage, ScratchDesc};
@@ -200,6 +200,16 @@ impl Model {
     /// The plan it was loaded by.
     pub fn plan(&self) -> &Plan {
         &self.shared.plan
+    }
+
+    /// Whether a device that it lies on was lost, or its backend panicked: all its sequences fail from then on, and only loading it again,
+    /// with a new [`Runtime`] or on another device, helps. Never waits: a run that is going on is not lost yet.
+    pub fn is_lost(&self) -> bool {
+        match self.shared.engine.try_lock() {
+            Ok(engine) => engine.is_lost(),
+            Err(TryLockError::Poisoned(engine)) => engine.into_inner().is_lost(),
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// An empty sequence. It takes blocks of the KV cache as it grows; as many as [`PlanOptions::n_parallel`] may hold some at a time.

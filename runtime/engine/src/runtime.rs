@@ -1,5 +1,6 @@
 //! A runtime: the backends found, their devices, and the caps an operator put on them.
 
+use crate::isolation::IsolationOptions;
 use crate::measure;
 use crate::memory::units::parse_size;
 use crate::promises::Promises;
@@ -9,7 +10,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use tegula_plugin::{
     Backend, BufferType, Device, DeviceInfo, DeviceOptions, Figure, FigureSource, FigureState,
-    Registry, RegistryOptions,
+    Gate, Registry, RegistryOptions, SearchPath,
 };
 
 /// Caps on what devices state, from `TEGULA_MAX_BUFFER` and `TEGULA_MEMORY_LIMIT` or the caller.
@@ -93,6 +94,8 @@ pub struct RuntimeOptions {
     pub registry: RegistryOptions,
     /// Caps on what devices state.
     pub caps: Caps,
+    /// Whether plugins are tried in a child process before they are opened in this one.
+    pub isolation: IsolationOptions,
 }
 
 /// A device as the runtime sees it: the backend's statements under the operator's caps.
@@ -110,6 +113,11 @@ impl DeviceEntry {
         format!("{}:{}", self.backend.id(), self.info.index)
     }
 
+    /// How it is named tomorrow, whatever else is plugged in by then: by UUID or PCI address where one is known.
+    pub fn stable_id(&self) -> String {
+        self.candidate().stable_id()
+    }
+
     fn candidate(&self) -> Candidate {
         Candidate {
             backend: self.backend.id().to_owned(),
@@ -117,6 +125,7 @@ impl DeviceEntry {
             kind: self.info.kind,
             uuid: self.info.uuid.map(format_uuid),
             pci: self.info.pci.clone(),
+            driver: self.info.driver.clone(),
             name: self.info.name.clone(),
             rank: self.info.rank,
         }
@@ -164,8 +173,17 @@ struct LearnedLimit {
 impl Runtime {
     /// Finds and opens backends. That none was found is no error here: [`Runtime::open_device`] says so with everything tried.
     pub fn new(options: &RuntimeOptions) -> Self {
+        let RegistryOptions { explicit, standard } = &options.registry;
+        let gate = options.isolation.gate();
+        let registry = Registry::load_through(
+            SearchPath::of_process(explicit, *standard),
+            gate.as_ref().map(|gate| gate as &dyn Gate),
+        );
+        if let Some(gate) = gate {
+            gate.finish();
+        }
         Self {
-            registry: Arc::new(Registry::load(&options.registry)),
+            registry: Arc::new(registry),
             caps: options.caps,
             device_caps: Arc::default(),
             stand_in: false,
@@ -349,7 +367,8 @@ impl Runtime {
 }
 
 fn selector_or_default(selector: Option<&str>) -> String {
-    let from_env = || std::env::var("TEGULA_DEVICE").ok();
+    // Bytes that are no text stay, as characters that no device has: a variable that is set is never passed over.
+    let from_env = || Some(std::env::var_os("TEGULA_DEVICE")?.to_string_lossy().into_owned());
     selector.map(str::to_owned).or_else(from_env).unwrap_or_else(|| "auto".to_owned())
 }
 
@@ -385,6 +404,7 @@ mod tests {
             kind: tegula_plugin::DeviceKind::CPU,
             uuid: None,
             pci: None,
+            driver: String::new(),
             name: backend.into(),
             rank: 1,
         };
@@ -401,7 +421,11 @@ mod tests {
         for (caps, expected) in table {
             let registry = RegistryOptions { explicit: Vec::new(), standard: false };
             let from_env = Caps { max_buffer: None, memory_limit: Some(9) };
-            let mut runtime = Runtime::new(&RuntimeOptions { registry, caps: from_env });
+            let mut runtime = Runtime::new(&RuntimeOptions {
+                registry,
+                caps: from_env,
+                ..RuntimeOptions::default()
+            });
             let parse = |text: &&str| DeviceCap::parse("--memory-limit", Limit::Memory, text);
             runtime.device_caps = caps.iter().map(|text| parse(text).unwrap()).collect();
             let got = [0, 1].map(|index| runtime.caps_of(index, &candidates));

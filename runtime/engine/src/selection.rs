@@ -4,7 +4,7 @@
 //!
 //! | item | meaning |
 //! |---|---|
-//! | `auto` | every device worth using, best first; the default |
+//! | `auto` | the devices worth using, best first, by the table [`POLICY`]; the default |
 //! | `vulkan` | all devices of a backend |
 //! | `vulkan:0` | one device, by the index that `tegula devices` prints |
 //! | `opencl:gpu` | devices of a backend by kind: `gpu`, `discrete`, `integrated`, `cpu`, `accelerator` |
@@ -12,9 +12,18 @@
 //! | `name:*770*` | by name, `*` for any text, any case |
 //! | `!ITEM` | excluded everywhere: devices with the same UUID or PCI address under other backends too |
 //!
+//! Items by identity (`uuid:`, `pci:`, `name:`) mean hardware, so each piece of it is taken once, under the backend that ranks
+//! it highest; excluded hardware is excluded under every backend. No variable of a vendor is read or written: which
+//! devices a driver hides from its backend is between those two.
+//!
 //! Empty, malformed and unknown items are errors that list what exists; nothing falls back in silence.
 
+mod identity;
+
+pub use identity::normal_pci;
+
 use crate::{Error, Result};
+use identity::Twins;
 use tegula_abi::DeviceKind;
 
 /// What selection knows of a device.
@@ -30,6 +39,8 @@ pub struct Candidate {
     pub uuid: Option<String>,
     /// PCI address, if known.
     pub pci: Option<String>,
+    /// Driver name and version; empty if unknown.
+    pub driver: String,
     /// The device's name.
     pub name: String,
     /// How willingly `auto` takes it; 0 is never.
@@ -42,22 +53,44 @@ impl Candidate {
         format!("{}:{}", self.backend, self.index)
     }
 
-    /// Whether both are the same silicon seen through two backends. Two devices of one backend never are.
-    pub fn is_twin_of(&self, other: &Self) -> bool {
-        let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
-        self.backend != other.backend
-            && (same(&self.uuid, &other.uuid) || same(&self.pci, &other.pci))
+    /// Its row in [`POLICY`].
+    fn row(&self) -> usize {
+        let row = POLICY.iter().position(|row| row.kinds.contains(&self.kind));
+        // A kind that this core does not know comes last.
+        row.unwrap_or(POLICY.len())
     }
 
-    fn class(&self) -> u32 {
-        match self.kind {
-            DeviceKind::DISCRETE => 4,
-            DeviceKind::INTEGRATED => 3,
-            DeviceKind::ACCELERATOR => 2,
-            _ => 1,
-        }
+    /// How a user names the same hardware tomorrow: by UUID or PCI address where one is known, whatever else is plugged in.
+    pub fn stable_id(&self) -> String {
+        let pci = || Some(format!("pci:{}", normal_pci(self.pci.as_deref()?)?));
+        let uuid = self.uuid.as_deref().filter(|uuid| identity::is_uuid(uuid));
+        let uuid = uuid.map(|uuid| format!("uuid:{uuid}"));
+        uuid.or_else(pci).unwrap_or_else(|| self.id())
     }
 }
+
+/// A row of what `auto` takes.
+#[derive(Debug)]
+pub struct Policy {
+    /// What the row is about, in words.
+    pub what: &'static str,
+    /// Kinds of devices.
+    pub kinds: &'static [DeviceKind],
+    /// When they are taken, in words; empty is always.
+    pub when: &'static str,
+}
+
+/// What `auto` takes, in this order; within a row by the rank that devices state. Besides, none whose rank is 0, and no hardware twice.
+pub const POLICY: [Policy; 4] = [
+    Policy { what: "discrete GPUs", kinds: &[DeviceKind::DISCRETE], when: "" },
+    Policy {
+        what: "integrated GPUs",
+        kinds: &[DeviceKind::INTEGRATED],
+        when: "if there is no discrete one",
+    },
+    Policy { what: "accelerators", kinds: &[DeviceKind::ACCELERATOR], when: "" },
+    Policy { what: "processors", kinds: &[DeviceKind::CPU], when: "" },
+];
 
 /// Why a device is taken or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +105,11 @@ pub enum Verdict {
     },
     /// `auto` never takes it, since its rank is 0; its name would.
     OnlyWhenNamed,
+    /// `auto` takes no integrated GPU beside a discrete one; its name would.
+    Integrated {
+        /// The id of the discrete device.
+        discrete: String,
+    },
     /// `auto` takes the same silicon under another backend.
     TwinOf {
         /// The id of the device that is taken.
@@ -99,9 +137,14 @@ impl std::fmt::Display for Verdict {
             Self::Taken { place, item } => {
                 write!(f, "taken, number {} of the order, by `{item}`", place + 1)
             }
-            Self::OnlyWhenNamed => f.write_str("not taken: its rank is 0, so only when named"),
+            Self::OnlyWhenNamed => {
+                f.write_str("listed, not selected by default: its rank is 0, so only when named")
+            }
+            Self::Integrated { discrete } => {
+                write!(f, "listed, not selected by default: integrated, and {discrete} is discrete")
+            }
             Self::TwinOf { device } => {
-                write!(f, "not taken: {device} is the same hardware and is preferred")
+                write!(f, "not taken: the same hardware as {device}, which is preferred")
             }
             Self::Excluded { item } => write!(f, "not taken: excluded by `{item}`"),
             Self::TwinOfExcluded { device, item } => {
@@ -138,6 +181,10 @@ pub fn explain(selector: &str, candidates: &[Candidate]) -> Result<Vec<Verdict>>
     let mut verdicts: Vec<Option<Verdict>> = vec![None; candidates.len()];
     let mut positive = Vec::new();
     let mut excluded = Vec::new();
+    if selector.trim().is_empty() {
+        return Err(fault(selector, "it is empty; `auto` is what nothing would mean", candidates));
+    }
+    let twins = Twins::of(candidates);
     for item in selector.split(',').map(str::trim) {
         if item.is_empty() {
             return Err(fault(selector, "an empty item", candidates));
@@ -153,18 +200,20 @@ pub fn explain(selector: &str, candidates: &[Candidate]) -> Result<Vec<Verdict>>
             excluded.extend(found.into_iter().map(|index| (item, index)));
         }
     }
-    exclude(candidates, &excluded, &mut verdicts);
+    exclude(candidates, &twins, &excluded, &mut verdicts);
     if positive.is_empty() {
         positive.push(("auto", Vec::new()));
     }
     let mut place = 0;
     for (item, found) in positive {
-        let found = if item == "auto" { auto(candidates, &mut verdicts) } else { found };
+        let found = match item {
+            "auto" => auto(candidates, &twins, &mut verdicts),
+            _ if is_identity(item) => once(candidates, &twins, &found, &mut verdicts),
+            _ => found,
+        };
         for index in found {
-            // What `auto` passed over can still be named; what is excluded or taken stays so.
-            let open = |verdict: &Option<Verdict>| {
-                matches!(verdict, None | Some(Verdict::OnlyWhenNamed | Verdict::TwinOf { .. }))
-            };
+            // What was passed over can still be named; what is excluded or taken stays so.
+            let open = |verdict: &Option<Verdict>| verdict.as_ref().is_none_or(is_passed_over);
             if let Some(verdict) = verdicts.get_mut(index).filter(|verdict| open(verdict)) {
                 *verdict = Some(Verdict::Taken { place, item: item.to_owned() });
                 place += 1;
@@ -191,13 +240,29 @@ pub(crate) fn fault(item: &str, why: &str, candidates: &[Candidate]) -> Error {
     }
 }
 
-fn exclude(candidates: &[Candidate], excluded: &[(&str, usize)], verdicts: &mut [Option<Verdict>]) {
-    for (index, (candidate, verdict)) in candidates.iter().zip(verdicts).enumerate() {
+fn is_passed_over(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::OnlyWhenNamed | Verdict::Integrated { .. } | Verdict::TwinOf { .. })
+}
+
+fn is_excluded(verdict: Option<&Option<Verdict>>) -> bool {
+    matches!(verdict, Some(Some(Verdict::Excluded { .. } | Verdict::TwinOfExcluded { .. })))
+}
+
+/// Whether an item names hardware, rather than a device of a backend.
+fn is_identity(item: &str) -> bool {
+    ["uuid:", "pci:", "name:"].iter().any(|head| item.starts_with(head))
+}
+
+fn exclude(
+    candidates: &[Candidate],
+    twins: &Twins,
+    excluded: &[(&str, usize)],
+    verdicts: &mut [Option<Verdict>],
+) {
+    for (index, verdict) in verdicts.iter_mut().enumerate() {
         let itself = excluded.iter().find(|(_, other)| *other == index);
-        let twin = excluded.iter().find_map(|(item, other)| {
-            let other = candidates.get(*other)?;
-            candidate.is_twin_of(other).then_some((item, other))
-        });
+        let twin = excluded.iter().find(|(_, other)| twins.are(index, *other));
+        let twin = twin.and_then(|(item, other)| Some((item, candidates.get(*other)?)));
         *verdict = match (itself, twin) {
             (Some((item, _)), _) => Some(Verdict::Excluded { item: (*item).to_owned() }),
             (None, Some((item, other))) => {
@@ -209,36 +274,57 @@ fn exclude(candidates: &[Candidate], excluded: &[(&str, usize)], verdicts: &mut 
 }
 
 /// The devices worth using, best first, each piece of silicon once; for the others it is said why not.
-fn auto(candidates: &[Candidate], verdicts: &mut [Option<Verdict>]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..candidates.len())
-        .filter(|i| {
-            !matches!(
-                verdicts.get(*i),
-                Some(Some(Verdict::Excluded { .. } | Verdict::TwinOfExcluded { .. }))
-            )
-        })
-        .collect();
-    order.sort_by_key(|i| {
-        let candidate = &candidates[*i];
-        std::cmp::Reverse((candidate.class(), candidate.rank))
-    });
-    let mut out: Vec<usize> = Vec::new();
-    for i in order {
-        let candidate = &candidates[i];
-        let twin = out.iter().find(|other| candidate.is_twin_of(&candidates[**other]));
-        let passed = match twin {
+fn auto(candidates: &[Candidate], twins: &Twins, verdicts: &mut [Option<Verdict>]) -> Vec<usize> {
+    let mut order: Vec<(usize, &Candidate)> = candidates.iter().enumerate().collect();
+    order.retain(|(index, _)| !is_excluded(verdicts.get(*index)));
+    order.sort_by_key(|(_, candidate)| (candidate.row(), std::cmp::Reverse(candidate.rank)));
+    let mut out: Vec<(usize, &Candidate)> = Vec::new();
+    for (index, candidate) in order {
+        let twin = out.iter().find(|(other, _)| twins.are(index, *other));
+        let discrete = out.iter().find(|(_, other)| other.kind == DeviceKind::DISCRETE);
+        let passed = match (twin, discrete) {
             _ if candidate.rank == 0 => Verdict::OnlyWhenNamed,
-            Some(other) => Verdict::TwinOf { device: candidates[*other].id() },
-            None => {
-                out.push(i);
+            (Some((_, other)), _) => Verdict::TwinOf { device: other.id() },
+            (None, Some((_, other))) if candidate.kind == DeviceKind::INTEGRATED => {
+                Verdict::Integrated { discrete: other.id() }
+            }
+            _ => {
+                out.push((index, candidate));
                 continue;
             }
         };
-        if let Some(verdict) = verdicts.get_mut(i) {
+        if let Some(verdict) = verdicts.get_mut(index) {
             verdict.get_or_insert(passed);
         }
     }
-    out
+    out.into_iter().map(|(index, _)| index).collect()
+}
+
+/// Of devices that an identity names, each piece of hardware once: under the backend that ranks it highest, or the first. For the
+/// others it is said why not.
+fn once(
+    candidates: &[Candidate],
+    twins: &Twins,
+    found: &[usize],
+    verdicts: &mut [Option<Verdict>],
+) -> Vec<usize> {
+    let rank = |index: usize| candidates.get(index).map_or(0, |candidate| candidate.rank);
+    let mut order: Vec<usize> = found.to_vec();
+    order.retain(|index| !is_excluded(verdicts.get(*index)));
+    order.sort_by_key(|index| std::cmp::Reverse(rank(*index)));
+    let mut best: Vec<usize> = Vec::new();
+    for index in order {
+        match best.iter().find(|other| twins.are(index, **other)) {
+            None => best.push(index),
+            Some(other) => {
+                let device = candidates.get(*other).map(Candidate::id).unwrap_or_default();
+                if let Some(verdict) = verdicts.get_mut(index) {
+                    verdict.get_or_insert(Verdict::TwinOf { device });
+                }
+            }
+        }
+    }
+    found.iter().copied().filter(|index| best.contains(index)).collect()
 }
 
 /// Devices that one item names; an error in words if it names none.
@@ -250,11 +336,13 @@ fn matching(item: &str, candidates: &[Candidate]) -> Result<Vec<usize>, String> 
     let found = match (head, tail) {
         (_, Some("")) => return Err("nothing after the colon".into()),
         ("uuid", Some(uuid)) => {
-            let plain = |text: &str| text.replace('-', "").to_ascii_lowercase();
-            filter(&|c| c.uuid.as_deref().is_some_and(|known| plain(known) == plain(uuid)))
+            let asked = identity::plain(uuid);
+            filter(&|c| c.uuid.as_deref().is_some_and(|known| identity::plain(known) == asked))
         }
         ("pci", Some(pci)) => {
-            filter(&|c| c.pci.as_deref().is_some_and(|known| known.eq_ignore_ascii_case(pci)))
+            let asked =
+                normal_pci(pci).ok_or("no PCI address; one is written 0000:03:00.0, or 03:00.0")?;
+            filter(&|c| c.pci.as_deref().and_then(normal_pci).as_ref() == Some(&asked))
         }
         ("name", Some(pattern)) => filter(&|c| glob(pattern, &c.name)),
         (backend, tail) => {
@@ -316,170 +404,14 @@ fn available(candidates: &[Candidate]) -> String {
     let lines: Vec<String> = candidates
         .iter()
         .map(|c| {
+            let named = if c.rank == 0 { ", only when named" } else { "" };
             let uuid = c.uuid.as_deref().map(|u| format!(", uuid:{u}")).unwrap_or_default();
             let pci = c.pci.as_deref().map(|p| format!(", pci:{p}")).unwrap_or_default();
-            format!("  {} ({}{uuid}{pci})", c.id(), c.name)
+            format!("  {} ({}{uuid}{pci}{named})", c.id(), c.name)
         })
         .collect();
     format!("devices that exist:\n{}", lines.join("\n"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn candidates() -> Vec<Candidate> {
-        let make = |backend: &str, index, kind, uuid: Option<&str>, name: &str, rank| Candidate {
-            backend: backend.into(),
-            index,
-            kind,
-            uuid: uuid.map(Into::into),
-            pci: None,
-            name: name.into(),
-            rank,
-        };
-        vec![
-            make("cpu", 0, DeviceKind::CPU, None, "EPYC", 100),
-            make("reference", 0, DeviceKind::CPU, None, "EPYC (reference)", 0),
-            make("vulkan", 0, DeviceKind::INTEGRATED, Some("aa-00"), "UHD 770", 100),
-            make("vulkan", 1, DeviceKind::DISCRETE, Some("bb-11"), "H200", 100),
-            make("opencl", 0, DeviceKind::DISCRETE, Some("bb-11"), "H200", 50),
-        ]
-    }
-
-    fn check(selector: &str) -> Option<Vec<String>> {
-        let candidates = candidates();
-        let found = select(selector, &candidates).ok()?;
-        Some(found.into_iter().map(|i| candidates[i].id()).collect())
-    }
-
-    /// A selector means exactly one list of devices, or an error; the wrong device is worse than none.
-    #[test]
-    fn selectors() {
-        let table: [(&str, Option<&[&str]>); 30] = [
-            ("auto", Some(&["vulkan:1", "vulkan:0", "cpu:0"])),
-            ("cpu", Some(&["cpu:0"])),
-            ("reference", Some(&["reference:0"])),
-            ("vulkan", Some(&["vulkan:0", "vulkan:1"])),
-            ("vulkan:1", Some(&["vulkan:1"])),
-            ("vulkan:1,cpu", Some(&["vulkan:1", "cpu:0"])),
-            (" cpu , vulkan:0 ", Some(&["cpu:0", "vulkan:0"])),
-            ("opencl:gpu", Some(&["opencl:0"])),
-            ("vulkan:integrated", Some(&["vulkan:0"])),
-            ("uuid:BB11", Some(&["vulkan:1", "opencl:0"])),
-            ("name:*770*", Some(&["vulkan:0"])),
-            ("name:uhd*", Some(&["vulkan:0"])),
-            ("name:epyc", Some(&["cpu:0"])),
-            ("!vulkan:1", Some(&["vulkan:0", "cpu:0"])),
-            ("auto,!vulkan:1", Some(&["vulkan:0", "cpu:0"])),
-            ("opencl,vulkan:0,!vulkan:1", Some(&["vulkan:0"])),
-            ("cpu,cpu:0", Some(&["cpu:0"])),
-            ("", None),
-            (",", None),
-            ("cpu,", None),
-            ("-1", None),
-            ("0,foo,1", None),
-            ("0", None),
-            ("cuda", None),
-            ("vulkan:7", None),
-            ("vulkan:99999999999", None),
-            ("vulkan:", None),
-            ("vulkan:fast", None),
-            ("name:*arc*", None),
-            ("cpu,!cpu", None),
-        ];
-        for (selector, expected) in table {
-            let expected = expected.map(|ids| ids.iter().map(ToString::to_string).collect());
-            assert_eq!(check(selector), expected, "{selector:?}");
-        }
-    }
-
-    /// A device is passed over for the reason that is told, and one piece of silicon is used once, however it is identified.
-    #[test]
-    fn every_decision_has_its_reason() {
-        let make = |id: &str, kind, uuid: Option<&str>, pci: Option<&str>, rank| {
-            let (backend, index) = id.split_once(':').unwrap();
-            Candidate {
-                backend: backend.into(),
-                index: index.parse().unwrap(),
-                kind,
-                uuid: uuid.map(Into::into),
-                pci: pci.map(Into::into),
-                name: "x".into(),
-                rank,
-            }
-        };
-        let gpu = |id, uuid, pci, rank| make(id, DeviceKind::DISCRETE, uuid, pci, rank);
-        let cpu = |id, rank| make(id, DeviceKind::CPU, None, None, rank);
-        let (u, v, p, q) = (Some("aa"), Some("bb"), Some("0000:01:00.0"), Some("0000:02:00.0"));
-        // The candidates, the selector, and in few words what becomes of each.
-        let table: Vec<(Vec<Candidate>, &str, &[&str])> = vec![
-            // The same UUID under two backends; then different ones.
-            (vec![gpu("a:0", u, None, 50), gpu("b:0", u, None, 100)], "auto", &["twin b:0", "1"]),
-            (vec![gpu("a:0", u, None, 50), gpu("b:0", v, None, 100)], "auto", &["2", "1"]),
-            // Only a PCI address; two of them; one backend that states none.
-            (vec![gpu("a:0", None, p, 100), gpu("b:0", None, p, 50)], "auto", &["1", "twin a:0"]),
-            (vec![gpu("a:0", None, p, 100), gpu("b:0", None, q, 50)], "auto", &["1", "2"]),
-            (vec![gpu("a:0", None, p, 100), gpu("b:0", None, None, 50)], "auto", &["1", "2"]),
-            // A UUID that differs by driver, but the same slot: the same card.
-            (vec![gpu("a:0", u, p, 100), gpu("b:0", v, p, 50)], "auto", &["1", "twin a:0"]),
-            // No identity at all is no common identity.
-            (vec![gpu("a:0", None, None, 9), gpu("b:0", None, None, 8)], "auto", &["1", "2"]),
-            // One backend twice: equal cards of one driver may share a UUID, and are two.
-            (vec![gpu("a:0", u, None, 100), gpu("a:1", u, None, 100)], "auto", &["1", "2"]),
-            // Two drivers of one interface beside another backend: the best of the three.
-            (
-                vec![gpu("a:0", u, p, 50), gpu("a:1", u, p, 40), gpu("b:0", u, p, 100)],
-                "auto",
-                &["twin b:0", "twin b:0", "1"],
-            ),
-            // Rank 0 is never automatic, and never stands for its twin.
-            (vec![gpu("a:0", u, None, 0), gpu("b:0", u, None, 1)], "auto", &["named", "1"]),
-            (vec![cpu("a:0", 0), cpu("b:0", 1)], "auto,a", &["2", "1"]),
-            // Exclusion takes the twin along, by its own reason; alone it means the rest of `auto`.
-            (
-                vec![gpu("a:0", u, None, 50), gpu("b:0", u, None, 100), cpu("c:0", 1)],
-                "!a:0",
-                &["not !a:0", "twin of a:0 not !a:0", "1"],
-            ),
-            // A twin of a twin of what is excluded is used.
-            (
-                vec![gpu("a:0", u, None, 9), gpu("b:0", u, p, 8), gpu("c:0", None, p, 7)],
-                "auto,!a",
-                &["not !a", "twin of a:0 not !a", "1"],
-            ),
-            // Twins that are both named are both meant.
-            (vec![gpu("a:0", u, None, 9), gpu("b:0", u, None, 8)], "b,a", &["2", "1"]),
-            (vec![gpu("a:0", u, None, 9), cpu("c:0", 1)], "c", &["unlisted", "1"]),
-            (vec![cpu("a:0", 1)], "!a", &["not !a"]),
-        ];
-        for (candidates, selector, expected) in table {
-            let verdicts = explain(selector, &candidates).unwrap();
-            let short: Vec<String> = verdicts
-                .iter()
-                .map(|verdict| match verdict {
-                    Verdict::Taken { place, .. } => (place + 1).to_string(),
-                    Verdict::OnlyWhenNamed => "named".into(),
-                    Verdict::TwinOf { device } => format!("twin {device}"),
-                    Verdict::Excluded { item } => format!("not {item}"),
-                    Verdict::TwinOfExcluded { device, item } => {
-                        format!("twin of {device} not {item}")
-                    }
-                    Verdict::NotListed => "unlisted".into(),
-                })
-                .collect();
-            let ids: Vec<String> = candidates.iter().map(Candidate::id).collect();
-            assert_eq!(short, expected, "{selector} of {ids:?}");
-        }
-    }
-
-    /// The error for a wrong name is the list of right ones.
-    #[test]
-    fn errors_list_what_exists() {
-        let error = select("vulkan:7", &candidates()).unwrap_err().to_string();
-        assert!(
-            error.contains("vulkan:7") && error.contains("vulkan:1 (H200, uuid:bb-11)"),
-            "{error}"
-        );
-    }
-}
+mod tests;

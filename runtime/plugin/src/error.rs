@@ -1,6 +1,7 @@
 //! Typed failures: of a file that did not become a backend, and of a call to a device.
 
 use crate::elf::ElfError;
+use crate::probe::ProbeFailure;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +34,9 @@ pub enum SkipReason {
         /// The missing library, as the plugin names it.
         library: String,
     },
+    /// It did not survive being tried in a process of its own.
+    #[error(transparent)]
+    Probe(#[from] ProbeFailure),
     /// The dynamic linker refused the file.
     #[error("cannot be opened: {message}")]
     Open {

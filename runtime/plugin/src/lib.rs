@@ -22,8 +22,8 @@
 //! - *No process-wide state* but one interned host record for each backend id, since a library that is mapped once may be
 //!   given to several registries and keeps a pointer to it.
 //!
-//! Enumeration happens in the caller's process. Everything that [`Registry::load`] learns before it opens a file is in
-//! [`search::Candidate`], so that enumerating in a child process can be put between the two without changing either.
+//! Between looking at a file and opening it stands a [`probe::Gate`], if the caller has one: it may try the file in a child process first,
+//! for which [`probe`] has the child's side.
 
 #![expect(unsafe_code, reason = "the loader: calls through the boundary's tables")]
 
@@ -37,6 +37,7 @@ mod info;
 mod library;
 mod map;
 mod negotiate;
+pub mod probe;
 mod queue;
 mod registry;
 mod run;
@@ -50,6 +51,7 @@ pub use error::{DeviceError, DeviceErrorKind, SkipReason};
 pub use executable::{CompileOptions, Executable, ExecutableMemory, Tile, WeightBinding};
 pub use info::{BufferType, DeviceInfo, Heap};
 pub use map::FileMap;
+pub use probe::{Gate, ProbeEnd, ProbeFailure, ProbeStage};
 pub use queue::{Fence, Queue};
 pub use registry::{Registry, RegistryOptions, Skipped};
 pub use run::{BlockTable, InputData, KvGroup, OutputData, RunArgs, SeqSpan};

@@ -67,6 +67,11 @@ impl Queue {
         })
     }
 
+    /// Whether its device panicked or was lost: every call but freeing is refused.
+    pub fn is_lost(&self) -> bool {
+        self.device.caller.is_dead()
+    }
+
     /// Copies host memory to `offset ..` of a buffer, and waits.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use crate::elf;
 use crate::error::SkipReason;
 use crate::library::Library;
 use crate::negotiate::negotiate;
+use crate::probe::Gate;
 use crate::search::{Candidate, Origin, SearchPath, plugin_files};
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -57,6 +58,11 @@ impl Registry {
 
     /// As [`Self::load`], over a search path of the caller's.
     pub fn load_from(search_path: SearchPath) -> Self {
+        Self::load_through(search_path, None)
+    }
+
+    /// As [`Self::load_from`], opening only what `gate` lets through.
+    pub fn load_through(search_path: SearchPath, gate: Option<&dyn Gate>) -> Self {
         let mut out = Self { search_path, ..Self::default() };
         let mut seen = HashMap::new();
         for (path, why) in std::mem::take(&mut out.search_path.refused) {
@@ -64,13 +70,13 @@ impl Registry {
             out.search_path.refused.push((path, why));
         }
         for path in out.search_path.files.clone() {
-            out.try_file(&path, Origin::Explicit, &mut seen);
+            out.try_file(&path, Origin::Explicit, gate, &mut seen);
         }
         for (dir, origin) in out.search_path.dirs.clone() {
             match plugin_files(&dir) {
                 Ok(files) => {
                     for path in files {
-                        out.try_file(&path, origin, &mut seen);
+                        out.try_file(&path, origin, gate, &mut seen);
                     }
                 }
                 Err(e) => out.skip(&dir, SkipReason::Unreadable(e), origin),
@@ -115,14 +121,20 @@ impl Registry {
         self.skipped.push(Skipped { path: path.to_owned(), reason, level });
     }
 
-    fn try_file(&mut self, path: &Path, origin: Origin, seen: &mut HashMap<(u64, u64), PathBuf>) {
+    fn try_file(
+        &mut self,
+        path: &Path,
+        origin: Origin,
+        gate: Option<&dyn Gate>,
+        seen: &mut HashMap<(u64, u64), PathBuf>,
+    ) {
         let backend =
             Candidate::of(path, origin).map_err(SkipReason::Unreadable).and_then(|file| {
                 if let Some(first) = seen.get(&file.identity) {
                     return Err(SkipReason::SameFile { first: first.clone() });
                 }
                 seen.insert(file.identity, path.to_owned());
-                self.open(&file)
+                self.open(&file, gate)
             });
         match backend {
             Ok(backend) => {
@@ -139,10 +151,13 @@ impl Registry {
         })
     }
 
-    fn open(&self, file: &Candidate) -> Result<Backend, SkipReason> {
+    fn open(&self, file: &Candidate, gate: Option<&dyn Gate>) -> Result<Backend, SkipReason> {
         let needed = look_at(file)?;
         // A copy under the usual name is not even opened: its constructors and destructors could disturb the one in use.
         self.check_duplicate(&file.id)?;
+        if let Some(gate) = gate {
+            gate.admit(file)?;
+        }
         let library = Library::open(&file.path, &needed)?;
         let plugin = negotiate(library, &file.path, &file.id)?;
         self.check_duplicate(&plugin.id)?;

@@ -204,6 +204,25 @@ pub fn core_file() -> Option<PathBuf> {
     maps.and_then(|maps| mapped_file(&maps, address)).or_else(|| linker_file(address))
 }
 
+/// A program that can try plugins, found from the core's own file: `tegula-probe` or the command itself, beside it, or in the `bin` folder
+/// next to its own. Never the core's own file: a host that is called so need not know what to do.
+pub fn helper_file() -> Option<PathBuf> {
+    let core = core_file()?;
+    helper_beside(&core)
+}
+
+fn helper_beside(core: &Path) -> Option<PathBuf> {
+    let folder = core.parent()?;
+    let folders = [Some(folder.to_owned()), folder.parent().map(|prefix| prefix.join("bin"))];
+    let files = folders.into_iter().flatten().flat_map(|folder| {
+        ["tegula-probe", "tegula"].map(|name| folder.join(name).canonicalize().ok())
+    });
+    files.flatten().find(|file| {
+        let meta = file.metadata();
+        file != core && meta.is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
+    })
+}
+
 /// The file that is mapped at `address`, from the text of `/proc/self/maps`.
 fn mapped_file(maps: &[u8], address: usize) -> Option<PathBuf> {
     let line = maps.split(|b| *b == b'\n').find(|line| {
@@ -304,6 +323,33 @@ mod tests {
         ] {
             assert_eq!(plugin_id(OsStr::new(name)), id, "{name}");
         }
+    }
+
+    /// A host finds the helper that was installed with the library it links, and never starts itself once more.
+    #[test]
+    fn helpers_are_found_from_the_core() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let put = |path: &str, mode: u32| {
+            use std::os::unix::fs::PermissionsExt;
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        let found = |core: &str| {
+            let found = helper_beside(&root.join(core))?;
+            Some(found.strip_prefix(&root).unwrap().to_str().unwrap().to_owned())
+        };
+        put("lib/libtegula.so", 0o644);
+        assert_eq!(found("lib/libtegula.so"), None);
+        put("bin/tegula", 0o755);
+        assert_eq!(found("lib/libtegula.so").as_deref(), Some("bin/tegula"));
+        assert_eq!(found("bin/tegula"), None, "itself");
+        put("bin/tegula-probe", 0o644);
+        assert_eq!(found("lib/libtegula.so").as_deref(), Some("bin/tegula"), "not executable");
+        put("bin/tegula-probe", 0o755);
+        assert_eq!(found("bin/host").as_deref(), Some("bin/tegula-probe"));
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub fn runtime_with(caps: Caps) -> Runtime {
     let plugin = |(file, _): &(&str, &str)| file.ends_with(".so").then(|| target_dir().join(file));
     let explicit = FILES.iter().filter_map(plugin).collect();
     let registry = RegistryOptions { explicit, standard: false };
-    let runtime = Runtime::new(&RuntimeOptions { registry, caps });
+    let runtime = Runtime::new(&RuntimeOptions { registry, caps, ..Default::default() });
     assert!(runtime.registry().skipped.is_empty(), "{:?}", runtime.registry().skipped);
     runtime
 }

@@ -9,12 +9,12 @@
 
 mod common;
 
-use common::assert_clean;
-use std::path::{Path, PathBuf};
+use common::{assert_clean, model_file};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tegula::{
-    Caps, Error, Model, ModelOptions, Outputs, PlanOptions, RegistryOptions, Runtime,
-    RuntimeOptions, Sequence,
+    Error, Model, ModelOptions, Outputs, PlanOptions, RegistryOptions, Runtime, RuntimeOptions,
+    Sequence,
 };
 use tegula_plugin::{DeviceError, DeviceErrorKind as Kind};
 use test_tegula_fake::*;
@@ -22,22 +22,10 @@ use test_tegula_fake::*;
 const N_PROMPT: u32 = 252;
 const N_DECODE: usize = 8;
 
-/// The tiny model of the golden data, if it is there.
-fn model_file() -> Option<PathBuf> {
-    let golden = std::env::var_os("TEGULA_GOLDEN").map(PathBuf::from);
-    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/golden");
-    let file = golden.unwrap_or_else(|| beside.into()).join("tiny/llama256/model-q8_0.gguf");
-    if file.is_file() {
-        return Some(file);
-    }
-    eprintln!("SKIPPED: no {}", file.display());
-    None
-}
-
 fn runtime(fake: &Installed) -> Runtime {
     let explicit = vec![fake.plugin.clone()];
     let registry = RegistryOptions { explicit, standard: false };
-    Runtime::new(&RuntimeOptions { registry, caps: Caps::default() })
+    Runtime::new(&RuntimeOptions { registry, ..Default::default() })
 }
 
 fn options() -> ModelOptions {

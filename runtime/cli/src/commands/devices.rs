@@ -1,5 +1,7 @@
 //! `tegula devices`: backends, devices, heaps, buffer types, and why files were skipped.
 
+mod why;
+
 use super::plan::figure;
 use crate::args::DevicesArgs;
 use crate::output;
@@ -10,14 +12,19 @@ use std::collections::BTreeMap;
 use tegula::measure::DeviceRates;
 use tegula::memory::plan::FigureReport;
 use tegula::memory::units::format_size;
-use tegula::selection::Verdict;
-use tegula::{DeviceEntry, Runtime, format_uuid};
+use tegula::selection::normal_pci;
+use tegula::{DeviceEntry, ISOLATION_VARIABLE, PROBE_LIMIT_VARIABLE, Runtime, format_uuid};
+use tegula_plugin::{ProbeEnd, ProbeFailure, SkipReason};
+use why::{DecisionReport, PolicyReport, Why};
 
 #[derive(Serialize)]
 struct Report {
     backends: Vec<BackendReport>,
     skipped: Vec<SkippedReport>,
     searched: Vec<SearchedReport>,
+    /// With --why: what `auto` takes, in this order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    policy: Vec<PolicyReport>,
 }
 
 #[derive(Serialize)]
@@ -40,6 +47,8 @@ struct FaultReport {
 #[derive(Serialize)]
 struct DeviceReport {
     id: String,
+    /// Names it whatever else is plugged in, where the driver says what it is.
+    stable_id: String,
     name: String,
     kind: String,
     vendor: String,
@@ -57,14 +66,6 @@ struct DeviceReport {
     /// With --measure: bytes a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<DeviceRates>,
-}
-
-#[derive(Serialize)]
-struct DecisionReport {
-    selector: String,
-    /// Whether it is used, and as which of the devices to use, from 1.
-    place: Option<usize>,
-    reason: String,
 }
 
 #[derive(Serialize)]
@@ -92,6 +93,40 @@ struct BufferTypeReport {
 struct SkippedReport {
     path: String,
     reason: String,
+    /// Of a plugin that did not survive being tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe: Option<ProbeReport>,
+}
+
+#[derive(Serialize)]
+struct ProbeReport {
+    signal: Option<i32>,
+    exit: Option<i32>,
+    timed_out_s: Option<u64>,
+    stage: &'static str,
+    said: Option<String>,
+    /// How long ago, where it is remembered.
+    age_s: Option<u64>,
+}
+
+impl ProbeReport {
+    fn of(failure: &ProbeFailure) -> Self {
+        let mut out = Self {
+            signal: None,
+            exit: None,
+            timed_out_s: None,
+            stage: failure.stage.name(),
+            said: failure.said.clone(),
+            age_s: failure.age.map(|age| age.as_secs()),
+        };
+        match failure.end {
+            ProbeEnd::Signal(signal) => out.signal = Some(signal),
+            ProbeEnd::Exit(code) => out.exit = Some(code),
+            ProbeEnd::TimedOut(limit) => out.timed_out_s = Some(limit.as_secs()),
+            _ => {}
+        }
+        out
+    }
 }
 
 #[derive(Serialize)]
@@ -104,16 +139,17 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
     let runtime = output::runtime(&[])?;
     let measured = if args.measure { measure(&runtime, args)? } else { BTreeMap::new() };
     let mut report = report(&runtime);
-    let devices = report.backends.iter_mut().flat_map(|backend| &mut backend.devices);
-    let why = if args.why { decisions(&runtime, args)? } else { Vec::new() };
-    for device in devices {
+    let why = if args.why { Some(Why::of(&runtime, args)?) } else { None };
+    for device in report.backends.iter_mut().flat_map(|backend| &mut backend.devices) {
         device.measured = measured.get(&device.id).cloned();
-        for (selector, verdicts) in &why {
-            let verdict = verdicts.iter().find(|(entry, _)| entry.id() == device.id);
-            device.why.extend(verdict.map(|(_, verdict)| decision(selector, verdict)));
-        }
+        device.why = why.as_ref().map(|why| why.of_device(&device.id)).unwrap_or_default();
     }
-    if args.json { output::print_json(&report) } else { output::print(&text(&report)) }
+    if args.json {
+        report.policy = why.map(|why| why.policy).unwrap_or_default();
+        return output::print_json(&report);
+    }
+    let why = why.map(|why| format!("\n{}", why.text())).unwrap_or_default();
+    output::print(&format!("{}{why}", text(&report)))
 }
 
 /// Measures the devices that are asked for, all of them by default, and says on stderr which.
@@ -131,28 +167,6 @@ fn measure(runtime: &Runtime, args: &DevicesArgs) -> Result<BTreeMap<String, Dev
         }
     }
     Ok(out)
-}
-
-/// A selector, and what it decides on each device.
-type Explained = (String, Vec<(DeviceEntry, Verdict)>);
-
-/// What `auto` decides, and the selector in force where that is another.
-fn decisions(runtime: &Runtime, args: &DevicesArgs) -> Result<Vec<Explained>> {
-    let auto = runtime.explain(Some("auto"))?;
-    let asked = runtime.explain(args.device.as_deref())?;
-    let mut out = vec![auto];
-    if asked.0 != "auto" {
-        out.push(asked);
-    }
-    Ok(out)
-}
-
-fn decision(selector: &str, verdict: &Verdict) -> DecisionReport {
-    let place = match verdict {
-        Verdict::Taken { place, .. } => Some(place + 1),
-        _ => None,
-    };
-    DecisionReport { selector: selector.to_owned(), place, reason: verdict.to_string() }
 }
 
 fn report(runtime: &Runtime) -> Report {
@@ -182,24 +196,34 @@ fn report(runtime: &Runtime) -> Report {
     let skipped = registry.skipped.iter().map(|skipped| SkippedReport {
         path: skipped.path.display().to_string(),
         reason: skipped.reason.to_string(),
+        probe: match &skipped.reason {
+            SkipReason::Probe(failure) => Some(ProbeReport::of(failure)),
+            _ => None,
+        },
     });
     let searched = registry.search_path.dirs.iter().map(|(folder, origin)| SearchedReport {
         folder: folder.display().to_string(),
         origin: origin.to_string(),
     });
-    Report { backends, skipped: skipped.collect(), searched: searched.collect() }
+    Report {
+        backends,
+        skipped: skipped.collect(),
+        searched: searched.collect(),
+        policy: Vec::new(),
+    }
 }
 
 fn device(entry: &DeviceEntry) -> DeviceReport {
     let info = &entry.info;
     DeviceReport {
         id: entry.id(),
+        stable_id: entry.stable_id(),
         name: info.name.clone(),
         kind: info.kind.to_string(),
         vendor: info.vendor.clone(),
         driver: info.driver.clone(),
         uuid: info.uuid.map(format_uuid),
-        pci: info.pci.clone(),
+        pci: info.pci.as_deref().and_then(normal_pci).or_else(|| info.pci.clone()),
         rank: info.rank,
         heaps: info
             .heaps
@@ -256,8 +280,9 @@ fn text(report: &Report) -> String {
         out.push("\nskipped:".to_owned());
     }
     for skipped in &report.skipped {
-        out.push(format!("  {}: {}", skipped.path, skipped.reason));
+        out.push(format!("  {}\n    {}", skipped.path, skipped.reason));
     }
+    out.extend(advice(&report.skipped));
     if report.backends.is_empty() {
         out.push("\nfolders searched:".to_owned());
         for searched in &report.searched {
@@ -265,6 +290,21 @@ fn text(report: &Report) -> String {
         }
     }
     out.join("\n")
+}
+
+/// What to do about plugins that failed when they were tried.
+fn advice(skipped: &[SkippedReport]) -> Option<String> {
+    let mut failed = skipped.iter().filter_map(|skipped| skipped.probe.as_ref()).peekable();
+    failed.peek()?;
+    let mut out = format!(
+        "\na failed probe is a fault of the plugin or its driver. It is tried again at the next start;\n{ISOLATION_VARIABLE}=off opens it all the same, in this process"
+    );
+    if failed.any(|probe| probe.timed_out_s.is_some()) {
+        out.push_str(&format!(
+            ". One that takes too long is tried again after\ntwo minutes, or now with {ISOLATION_VARIABLE}=child; {PROBE_LIMIT_VARIABLE}=SECONDS gives it more time"
+        ));
+    }
+    Some(out)
 }
 
 fn device_text(device: &DeviceReport) -> String {
@@ -308,9 +348,6 @@ fn device_text(device: &DeviceReport) -> String {
     for line in tables.iter().flat_map(|table| table.lines()) {
         out.push_str("\n    ");
         out.push_str(line);
-    }
-    for decision in &device.why {
-        out.push_str(&format!("\n    {}: {}", decision.selector, decision.reason));
     }
     for contradiction in &device.contradictions {
         out.push_str(&format!("\n    contradiction: {contradiction}"));

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tegula_plugin::*;
 use tegula_program::ffi::FfiProgram;
@@ -18,6 +18,32 @@ const N_TOKENS: usize = 2;
 pub(crate) fn load(paths: &[&Path]) -> Registry {
     let paths: Vec<_> = paths.iter().map(|path| path.to_path_buf()).collect();
     Registry::load_from(SearchPath::build(&paths, None, false, None))
+}
+
+/// The tiny model of the golden data, if it is there.
+pub(crate) fn model_file() -> Option<PathBuf> {
+    let golden = std::env::var_os("TEGULA_GOLDEN").map(PathBuf::from);
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/golden");
+    let file = golden.unwrap_or_else(|| beside.into()).join("tiny/llama256/model-q8_0.gguf");
+    if file.is_file() {
+        return Some(file);
+    }
+    eprintln!("SKIPPED: no {}", file.display());
+    None
+}
+
+/// A library whose constructor or destructor does `code`, and whose entry refuses; it is named like a plugin.
+pub(crate) fn compile(dir: &Path, code: &str) -> PathBuf {
+    let plugin = dir.join("libtegula_c.so");
+    let source = plugin.with_extension("c");
+    let entry = "int tegula_backend_v1(const void *host, unsigned *out) { (void)host; (void)out; return 8; }";
+    let headers =
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n#include <fcntl.h>\n";
+    std::fs::write(&source, format!("{headers}{code}\n{entry}\n")).unwrap();
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&plugin).arg(&source);
+    assert!(cc.status().unwrap().success(), "{code}");
+    plugin
 }
 
 /// What was alive at the end, which must be nothing, after a host that broke no rule.
