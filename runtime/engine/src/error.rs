@@ -28,8 +28,8 @@ pub enum Error {
     /// A backend or device failed.
     #[error(transparent)]
     Device(#[from] tegula_plugin::DeviceError),
-    /// A chunk of the plan could not be allocated.
-    #[error("{source}{}", if learned.is_some() { "; the device had stated that this size works" } else { "" })]
+    /// A chunk of the plan could not be allocated: the plan and the device contradict each other.
+    #[error("{source}; the plan counts on {}", counted_on(*max_size, *free))]
     Alloc {
         /// The device.
         device: String,
@@ -37,10 +37,30 @@ pub enum Error {
         buffer_type: u32,
         /// Bytes of the chunk.
         asked: u64,
+        /// Greatest buffer that the plan was made for: stated, capped or learned; `None` if nobody could say.
+        max_size: Option<u64>,
+        /// Bytes that were free when the plan was made; `None` if nobody could say.
+        free: Option<u64>,
         /// The limit to try next, if the device failed below the limit it states while memory is free.
         learned: Option<u64>,
         /// The device's own error.
         source: Box<tegula_plugin::DeviceError>,
+    },
+    /// More memory of a device would be taken than the plan has for that purpose: a bug in the runtime.
+    #[error(
+        "{device}: {asked} bytes for {usage} are not in the plan, which has {planned} for it, of which {taken} are taken; this is a bug in the runtime"
+    )]
+    NotInPlan {
+        /// The device.
+        device: String,
+        /// What for.
+        usage: String,
+        /// Bytes of the chunk.
+        asked: u64,
+        /// Bytes taken before.
+        taken: u64,
+        /// Bytes planned.
+        planned: u64,
     },
     /// No device could be used.
     #[error("{0}")]
@@ -223,6 +243,18 @@ pub enum Error {
     /// An earlier failure left the model unusable.
     #[error("the model stopped after an earlier failure: {0}")]
     Poisoned(String),
+}
+
+/// What the plan took for true when it was made.
+fn counted_on(max_size: Option<u64>, free: Option<u64>) -> String {
+    let buffers = match max_size {
+        Some(bytes) => format!("buffers of up to {bytes} bytes"),
+        None => "buffers of a size that nobody could state".to_owned(),
+    };
+    match free {
+        Some(bytes) => format!("{buffers} and {bytes} bytes free, as they were when it was made"),
+        None => format!("{buffers}; how much is free was unknown"),
+    }
 }
 
 /// The end of a refusal: what would fit, one a line, or advice where nothing was found.

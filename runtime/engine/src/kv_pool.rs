@@ -1,21 +1,21 @@
 //! The blocks of the KV cache: which are free, and for each stage the segments allocated so far.
 
-use crate::alloc::alloc;
+use crate::alloc::Allowance;
 use crate::memory::kv::KvShape;
 use crate::memory::tiling::TileSpec;
+use crate::planner::OpenDevice;
 use crate::promises::Promise;
 use crate::runtime::Runtime;
 use crate::{Error, Result};
 use std::sync::Arc;
-use tegula_plugin::{Buffer, BufferDesc, BufferUsage, Device, KvGroup};
+use tegula_plugin::{Buffer, BufferUsage, KvGroup};
 
 /// One stage's part of the cache: the layers it runs.
 #[derive(Debug)]
 pub(crate) struct StageKv {
     runtime: Runtime,
-    device: Device,
+    allowance: Allowance,
     shape: KvShape,
-    buffer_type: u32,
     group: KvGroup,
     /// Memory for the segments that are not there yet.
     promise: Promise,
@@ -26,25 +26,17 @@ pub(crate) struct StageKv {
 impl StageKv {
     pub(crate) fn new(
         runtime: &Runtime,
-        device: &Device,
+        open: &OpenDevice,
         shape: KvShape,
         buffer_type: u32,
-    ) -> Self {
+    ) -> Result<Self> {
         let n_layers = u32::try_from(shape.layers.len()).unwrap_or(u32::MAX);
-        let group = KvGroup::new(device, shape.block_len, n_layers);
-        // Padding between tiles is left out: it is a few bytes a segment, and what is promised is only compared.
-        let bytes = shape.bytes().unwrap_or(u64::MAX);
-        let promise = runtime.promises().make(device.info(), buffer_type, bytes);
+        let group = KvGroup::new(&open.device, shape.block_len, n_layers);
+        let planned = shape.bytes_taken(1)?;
+        let promise = runtime.promises().make(open.device.info(), buffer_type, planned);
         let max_size = shape.max_size();
-        Self {
-            runtime: runtime.clone(),
-            device: device.clone(),
-            shape,
-            buffer_type,
-            group,
-            promise,
-            max_size,
-        }
+        let allowance = Allowance::new(open, buffer_type, BufferUsage::KV, planned);
+        Ok(Self { runtime: runtime.clone(), allowance, shape, group, promise, max_size })
     }
 
     /// The segments as a run is given them; `None` for a stage without a KV cache.
@@ -57,14 +49,21 @@ impl StageKv {
     fn grow_to(&mut self, n_blocks: u32) -> Result<()> {
         while self.group().is_some() && self.group.n_blocks() < n_blocks {
             match self.push_segment() {
-                Err(Error::Alloc { device, buffer_type, asked, learned: Some(limit), source })
-                    if self.shape.segment_blocks_under(limit) > 0 =>
-                {
+                Err(Error::Alloc {
+                    device,
+                    buffer_type,
+                    asked,
+                    learned: Some(limit),
+                    source,
+                    ..
+                }) if self.shape.segment_blocks_under(limit) > 0 => {
                     log::warn!(
                         "{device}: {asked} bytes failed below the limit it states ({source}); KV chunks of at most {limit} bytes are tried"
                     );
                     self.runtime.learn(&device, buffer_type, limit);
                     self.max_size = limit;
+                    let rest = self.shape.planned_bytes_from(self.group.n_blocks(), limit)?;
+                    self.allowance.replan(rest, limit);
                 }
                 other => other?,
             }
@@ -77,11 +76,13 @@ impl StageKv {
         let left = self.shape.n_blocks.saturating_sub(first);
         let n_blocks = self.shape.segment_blocks_under(self.max_size).min(left);
         let packing = self.shape.pack_blocks(first, n_blocks, self.max_size)?;
+        let taken = self.allowance.taken();
         let mut chunks: Vec<Arc<Buffer>> = Vec::with_capacity(packing.chunks.len());
         for size in &packing.chunks {
-            let desc =
-                BufferDesc { size: *size, buffer_type: self.buffer_type, usage: BufferUsage::KV };
-            chunks.push(Arc::new(alloc(&self.device, &desc)?));
+            let chunk = self.allowance.alloc(*size);
+            // The chunks before it are freed with the list.
+            let chunk = chunk.inspect_err(|_| self.allowance.rewind(taken))?;
+            chunks.push(Arc::new(chunk));
         }
         let tile = |tile: &TileSpec| {
             let chunk = Arc::clone(chunks.get(tile.chunk)?);
@@ -94,7 +95,7 @@ impl StageKv {
             "KV blocks {first}..{} of {} on {}",
             first + n_blocks,
             self.shape.n_blocks,
-            self.device.info().id()
+            self.allowance.device().info().id()
         );
         Ok(())
     }

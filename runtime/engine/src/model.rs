@@ -1,6 +1,6 @@
 //! A loaded model: its plan executed on a device, shared by all its sequences.
 
-use crate::alloc::alloc;
+use crate::alloc::Allowance;
 use crate::engine::{Engine, Ubatch, Wiring};
 use crate::file::ModelFile;
 use crate::kv_pool::{KvPool, StageKv};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use tegula_arch::{ModelInfo, ProgramOptions, Results};
 use tegula_gguf::Gguf;
-use tegula_plugin::{Buffer, BufferDesc, BufferUsage, ScratchDesc};
+use tegula_plugin::{Buffer, BufferUsage, ScratchDesc};
 use tegula_program::Program;
 use tegula_tokenizer::Tokenizer;
 
@@ -49,11 +49,9 @@ struct Shared {
 
 fn alloc_scratch(open: &OpenDevice, pieces: &[ScratchDesc]) -> Result<Vec<Buffer>> {
     let buffer_type = open.entry.info.type_for_scratch;
-    let piece_buffer = |piece: &ScratchDesc| {
-        let desc = BufferDesc { size: piece.size, buffer_type, usage: BufferUsage::SCRATCH };
-        alloc(&open.device, &desc)
-    };
-    pieces.iter().map(piece_buffer).collect()
+    let planned = pieces.iter().map(|piece| piece.size).fold(0, u64::saturating_add);
+    let mut allowance = Allowance::new(open, buffer_type, BufferUsage::SCRATCH, planned);
+    pieces.iter().map(|piece| allowance.alloc(piece.size)).collect()
 }
 
 /// The model's program, and the plan for it on the devices that the options select.
@@ -122,7 +120,14 @@ impl Model {
         let path = path.as_ref();
         loop {
             match Self::load(runtime, ModelFile::open(path)?, options, progress) {
-                Err(Error::Alloc { device, buffer_type, asked, learned: Some(limit), source }) => {
+                Err(Error::Alloc {
+                    device,
+                    buffer_type,
+                    asked,
+                    learned: Some(limit),
+                    source,
+                    ..
+                }) => {
                     log::warn!(
                         "{device}: {asked} bytes failed below the limit it states ({source}); chunks of at most {limit} bytes are tried"
                     );
@@ -173,7 +178,7 @@ impl Model {
                 stage.outputs.iter().map(|id| Ok((*id, value_bytes(&program, *id, bounds)?)));
             let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
             runs.push(wiring.stage(executable, part.device, &stage.inputs, &outputs)?);
-            kv.push(StageKv::new(runtime, &open.device, part.kv.clone(), part.memory.kv));
+            kv.push(StageKv::new(runtime, open, part.kv.clone(), part.memory.kv)?);
         }
         let n_vocab = file.arch().info().n_vocab;
         let engine = Engine::new(&wiring, runs, queues, scratch, plan.n_outputs, n_vocab);

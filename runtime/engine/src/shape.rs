@@ -40,21 +40,16 @@ pub fn known_shapes() -> impl Iterator<Item = &'static str> {
 }
 
 /// The types of a model's weights: a recipe that files are made by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Quant {
     /// The mix of that name: Q4_K, with Q6_K for the output matrix and, in half of the layers, for `attn_v` and `ffn_down`.
+    #[default]
     Q4KM,
     /// The same with Q5_K.
     Q5KM,
     /// One type for every matrix; Q6_K for the output matrix where that type has fewer bits.
     Plain(DType),
-}
-
-impl Default for Quant {
-    fn default() -> Self {
-        Self::Q4KM
-    }
 }
 
 impl Quant {

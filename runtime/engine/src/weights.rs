@@ -1,6 +1,6 @@
 //! Brings weights to the device exactly as the plan says: ranges of the mapped file where it says so, uploads elsewhere.
 
-use crate::alloc::alloc;
+use crate::alloc::Allowance;
 use crate::file::ModelFile;
 use crate::memory::plan::{ChunkSource, Plan, StagePlan};
 use crate::planner::{OpenDevice, weight_desc};
@@ -116,11 +116,13 @@ fn make_chunks(
     open: &OpenDevice,
 ) -> Result<Vec<Arc<Buffer>>> {
     let buffer_type = part.memory.weights;
+    let planned = part.weights.bytes(false);
+    let mut allowance = Allowance::new(open, buffer_type, BufferUsage::WEIGHTS, planned);
     let mut chunks = Vec::with_capacity(part.weights.chunks.len());
     for chunk in &part.weights.chunks {
         let desc = BufferDesc { size: chunk.size, buffer_type, usage: BufferUsage::WEIGHTS };
         let buffer = match chunk.source {
-            ChunkSource::Alloc => alloc(&open.device, &desc)?,
+            ChunkSource::Alloc => allowance.alloc(chunk.size)?,
             ChunkSource::File { shard, begin } => {
                 let map = maps.get(shard).ok_or_else(missing)?;
                 let begin = begin as usize;

@@ -61,3 +61,11 @@ pub fn limited(data_bytes: u64, args: &[&str]) -> Command {
     command.arg(crate::target_dir().join("tegula")).args(args);
     command
 }
+
+/// The greatest resident memory of this process so far, in bytes.
+pub fn resident_peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this process's status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of KiB");
+    kib * 1024
+}

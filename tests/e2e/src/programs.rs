@@ -26,8 +26,11 @@ pub fn target_dir() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
         let own = std::env::current_exe().expect("the test's own file");
-        let deps = own.parent().expect("a folder of test binaries");
-        let dir = deps.parent().expect("cargo's output folder").to_owned();
+        // Tests lie in a folder below it, programs of this package in it.
+        let folder = own.parent().expect("a folder of binaries");
+        let is_deps = folder.file_name() == Some(OsStr::new("deps"));
+        let dir = if is_deps { folder.parent() } else { Some(folder) };
+        let dir = dir.expect("cargo's output folder").to_owned();
         let stale = |dir: &Path| FILES.iter().find_map(|(file, list)| stale(dir, file, list));
         if let Some(why) = stale(&dir) {
             eprintln!("{why}: building it");

@@ -85,10 +85,7 @@ impl TinyLlama {
     }
 
     fn metadata(&self) -> GgufWriter<'static> {
-        let mut texts: Vec<String> = (0..=255).map(byte_text).collect();
-        texts.extend(["<bos>".into(), "<eos>".into()]);
-        let types: Vec<i32> = (0..Self::N_VOCAB).map(|id| if id < 256 { 1 } else { 3 }).collect();
-        GgufWriter::new()
+        let out = GgufWriter::new()
             .meta("general.architecture", "llama")
             .meta("general.name", "tiny")
             .meta("llama.context_length", self.context_length)
@@ -98,16 +95,26 @@ impl TinyLlama {
             .meta("llama.attention.head_count", Self::N_HEAD)
             .meta("llama.attention.head_count_kv", Self::N_HEAD_KV)
             .meta("llama.attention.layer_norm_rms_epsilon", 1e-6f32)
-            .meta("llama.rope.freq_base", 10_000.0f32)
-            .meta("tokenizer.ggml.model", "gpt2")
-            .meta("tokenizer.ggml.pre", "gpt-2")
-            .meta("tokenizer.ggml.tokens", strings(texts.iter().map(String::as_str)))
-            .meta("tokenizer.ggml.token_type", types)
-            .meta("tokenizer.ggml.merges", strings([]))
-            .meta("tokenizer.ggml.bos_token_id", 256u32)
-            .meta("tokenizer.ggml.eos_token_id", 257u32)
-            .meta("tokenizer.ggml.add_bos_token", Value::Bool(true))
+            .meta("llama.rope.freq_base", 10_000.0f32);
+        vocabulary(out, Self::N_VOCAB)
     }
+}
+
+/// Adds a byte-level vocabulary of `n` tokens: ids 0 to 255 are bytes, then BOS, EOS, and words that no text gives.
+pub(crate) fn vocabulary(out: GgufWriter<'static>, n: u32) -> GgufWriter<'static> {
+    let mut texts: Vec<String> = (0..=255).map(byte_text).collect();
+    texts.extend(["<bos>".into(), "<eos>".into()]);
+    texts.extend((258..n).map(|id| format!("<word {id}>")));
+    let is_control = |id: u32| id == 256 || id == 257;
+    let types: Vec<i32> = (0..n).map(|id| if is_control(id) { 3 } else { 1 }).collect();
+    out.meta("tokenizer.ggml.model", "gpt2")
+        .meta("tokenizer.ggml.pre", "gpt-2")
+        .meta("tokenizer.ggml.tokens", strings(texts.iter().map(String::as_str)))
+        .meta("tokenizer.ggml.token_type", types)
+        .meta("tokenizer.ggml.merges", strings([]))
+        .meta("tokenizer.ggml.bos_token_id", 256u32)
+        .meta("tokenizer.ggml.eos_token_id", 257u32)
+        .meta("tokenizer.ggml.add_bos_token", Value::Bool(true))
 }
 
 fn strings<'a>(texts: impl IntoIterator<Item = &'a str>) -> Array {

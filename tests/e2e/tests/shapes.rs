@@ -19,7 +19,8 @@ const N_CTX: u64 = 65_536;
 /// `tegula plan` of a shape on a device that allows [`MAX_BUFFER`] and has memory for the largest of them.
 fn plan(name: &str) -> Value {
     let n_ctx = N_CTX.to_string();
-    let mut command = tegula(["plan", "--shapes", name, "-c", &n_ctx, "--kv-type", "f16", "--json"]);
+    let mut command =
+        tegula(["plan", "--shapes", name, "-c", &n_ctx, "--kv-type", "f16", "--json"]);
     command.args(["--device", "cpu"]);
     command.env("TEGULA_MAX_BUFFER", MAX_BUFFER.to_string()).env("TEGULA_MEMORY_LIMIT", "1TiB");
     let out = run(&mut command);

@@ -122,6 +122,22 @@ impl KvShape {
         Ok(others.saturating_add(of_segment(last)?))
     }
 
+    /// Bytes of all chunks for the blocks from `first` on, cut under another limit than the planned one.
+    pub fn planned_bytes_from(&self, first: u32, max_size: u64) -> Result<u64, Error> {
+        let left = u64::from(self.n_blocks.saturating_sub(first));
+        let n = self.segment_blocks_under(max_size).max(1);
+        let bytes_of = |n_blocks: u32| -> Result<u64, Error> {
+            Ok(self.pack_blocks(first, n_blocks, max_size)?.chunks.iter().sum())
+        };
+        // Segments of the same length are packed alike.
+        let (n_full, rest) = (left / u64::from(n), (left % u64::from(n)) as u32);
+        let full = if n_full > 0 { bytes_of(n)? } else { 0 };
+        let rest = if rest > 0 { bytes_of(rest)? } else { 0 };
+        full.checked_mul(n_full)
+            .and_then(|full| full.checked_add(rest))
+            .ok_or_else(|| Error::Overflow { what: "the bytes of the KV cache".into() })
+    }
+
     /// The tiles of segment `index` as planned: for each layer keys, then values, as one indivisible item each.
     pub fn pack_segment(&self, index: u32) -> Result<Packing, Error> {
         let first = index.saturating_mul(self.segment_blocks);

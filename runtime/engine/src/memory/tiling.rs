@@ -36,6 +36,19 @@ impl Item {
         self.alignment.max(1) / a
     }
 
+    /// Whether [`pack_file`] can cut the item where a file has it, at `begin`: whole, or after runs of groups that leave the next tile aligned,
+    /// with whole units of `import_alignment` around each tile.
+    pub fn is_cut_in_file(&self, begin: u64, import_alignment: u64, max_size: u64) -> bool {
+        let unit = import_alignment.max(1);
+        let room = max_size - max_size % unit;
+        let fits = |from: u64, bytes: Option<u64>| {
+            bytes.and_then(|bytes| from.checked_add(bytes)).is_some_and(|end| end <= room)
+        };
+        let run = self.groups_per_alignment().checked_mul(self.group_bytes);
+        // A run may begin at the last byte of a unit.
+        fits(begin % unit, self.bytes().ok()) || fits(unit - 1, run)
+    }
+
     /// Bytes of the whole item.
     pub fn bytes(&self) -> Result<u64, Error> {
         self.n_groups()
@@ -171,7 +184,8 @@ pub fn pack_file(
     let import_alignment = import_alignment.max(1);
     let down = |offset: u64| offset - offset % import_alignment;
     // Sizes are rounded up at the end, so the room is what is left when they are.
-    let limits = ChunkLimits { max_size: down(limits.max_size), ..limits };
+    let max_size = down(limits.max_size);
+    let limits = ChunkLimits { max_size, preferred: limits.preferred.min(max_size) };
     let mut out = Packing::default();
     let mut begin_of_chunk = 0u64;
     for (index, (item, begin)) in items.iter().zip(begins).enumerate() {
@@ -289,6 +303,36 @@ mod tests {
                 prop_assert_eq!(packing.file_begins[tile.chunk] + tile.offset, row_begin);
             }
         }
+    }
+
+    /// What would be refused as a mapped tensor must be known before, so that it is allocated instead; what is accepted must be cut.
+    #[test]
+    fn items_that_a_file_cannot_be_cut_at() {
+        for begin in (0..9000).step_by(7) {
+            for group_bytes in [100, 512, 4000, 4096] {
+                for (max_size, unit) in [(4096, 4096), (4100, 64), (8192, 4096), (512, 1)] {
+                    let item = item(40, 1, group_bytes, 1);
+                    let limits = ChunkLimits { max_size, preferred: max_size };
+                    if item.is_cut_in_file(begin, unit, max_size) {
+                        let items = [item];
+                        let packing = pack_file(&items, &[begin], unit, limits).unwrap();
+                        check(&items, &packing, limits);
+                    } else {
+                        assert!(group_bytes + unit > max_size, "{begin} {group_bytes} {max_size}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// A limit that is no whole number of import units is lower for a mapped range; an item that fits the stated limit alone begins a chunk.
+    #[test]
+    fn the_last_part_of_a_unit_is_no_room() {
+        let limits = ChunkLimits { max_size: 8200, preferred: 8200 };
+        let items = [item(1, 1, 7600, 1), item(8, 1, 73, 64)];
+        let packing = pack_file(&items, &[0, 7616], 4096, limits).unwrap();
+        check(&items, &packing, limits);
+        assert_eq!(packing.chunks.len(), 2);
     }
 
     /// One row larger than a buffer cannot be cut: the load is refused by name and numbers, not at some later step.

@@ -238,7 +238,8 @@ mod tests {
     /// A layer that moves must leave the memory that is full, and none may be lost on the way.
     #[test]
     fn layers_move_out_of_full_memory() {
-        let table: [(&[u32], &[usize], Option<&[u32]>); 7] = [
+        type Row = (&'static [u32], &'static [usize], Option<&'static [u32]>);
+        let table: [Row; 7] = [
             (&[4, 0], &[0], Some(&[3, 1])),
             (&[4, 0, 0], &[0, 1], Some(&[3, 0, 1])),
             (&[3, 1, 0], &[0, 1], Some(&[3, 0, 1])),

@@ -140,7 +140,7 @@ pub(crate) fn plan_weights(
             alignment: layout.alignment.max(1),
         };
         let usable = |(file, range): &(&Shard, std::ops::Range<u64>)| {
-            mmap && layout.is_native() && is_importable(at, file, range, item.alignment)
+            mmap && layout.is_native() && is_importable(at, file, range, &item)
         };
         let range = gguf.file_range(tensor).filter(usable).map(|(_, range)| range);
         match (range, in_file.get_mut(shard)) {
@@ -166,19 +166,15 @@ pub(crate) fn plan_weights(
     Ok(out)
 }
 
-/// Whether a tensor can be read where the mapped file has it: aligned as its layout asks, and far enough from the file's end that a chunk
+/// Whether a tensor can be read where the mapped file has it: aligned as its layout asks, cut as the limits want it, and far enough from the file's end that a chunk
 /// of whole import units around it is still inside the mapping, which ends with the page that holds the last byte.
-fn is_importable(
-    at: &Place<'_>,
-    file: &Shard,
-    range: &std::ops::Range<u64>,
-    alignment: u64,
-) -> bool {
+fn is_importable(at: &Place<'_>, file: &Shard, range: &std::ops::Range<u64>, item: &Item) -> bool {
     let unit = at.buffer_type.import_alignment.max(1);
     let mapped = file.file_len.next_multiple_of(tegula_plugin::FileMap::PAGE);
     let end = range.end.checked_next_multiple_of(unit);
     at.buffer_type.import
-        && range.start.is_multiple_of(alignment)
+        && range.start.is_multiple_of(item.alignment)
+        && item.is_cut_in_file(range.start, unit, at.limits.max_size)
         && end.is_some_and(|end| end <= mapped)
 }
 
