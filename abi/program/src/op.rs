@@ -196,6 +196,25 @@ impl OpKind {
         }
     }
 
+    /// The same op on another state layer; an op without state as it is.
+    pub fn with_state_layer(self, state_layer: u32) -> Self {
+        match self {
+            Self::ConvState { .. } => Self::ConvState { state_layer },
+            Self::GatedDelta {
+                n_head_k, n_head_v, head_dim_k, head_dim_v, order, scale, ..
+            } => Self::GatedDelta {
+                state_layer,
+                n_head_k,
+                n_head_v,
+                head_dim_k,
+                head_dim_v,
+                order,
+                scale,
+            },
+            other => other,
+        }
+    }
+
     /// The state layer that the op keeps.
     pub fn state_layer(&self) -> Option<u32> {
         match self {

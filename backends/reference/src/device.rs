@@ -44,7 +44,7 @@ impl Device for ReferenceDevice {
     }
 
     fn supports(&self, program: &Program) -> Result<Vec<bool>> {
-        Ok(program.ops.iter().map(|op| op.kind.code().0 < 19).collect())
+        Ok(vec![true; program.ops.len()])
     }
 
     fn memory(&self, program: &Program, options: &CompileOptions) -> Result<Memory> {

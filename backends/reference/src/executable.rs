@@ -89,6 +89,14 @@ fn op_bytes(program: &Program, op: &Op, options: &CompileOptions) -> Result<u64>
             // A key and a value in f32, a score in f64; the sum of values in f64.
             u64::from(options.n_ctx_max).saturating_mul((k + v) * 4 + 8).saturating_add(v * 8)
         }
+        // The window of a sequence, and a record as f32 and as bytes; rows of S stay where they are.
+        OpKind::ConvState { state_layer } | OpKind::GatedDelta { state_layer, .. } => {
+            let record = program.state_layers.get(state_layer as usize);
+            let record = record.map_or(0, |layer| layer.bytes()).saturating_mul(3);
+            record.saturating_add(scratch::value_bytes(program, op.inputs[0].index(), options)?)
+        }
+        // Scores, probabilities and the order of a row's experts.
+        OpKind::RouterTopk { .. } => program.value(op.inputs[0])?.row_len().saturating_mul(24),
         // The order of a row's columns.
         OpKind::TopK { .. } => program.value(op.inputs[0])?.row_len().saturating_mul(4),
         _ => 0,

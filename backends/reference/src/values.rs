@@ -5,7 +5,7 @@ use crate::buffer::Bytes;
 use crate::weight::Matrix;
 use tegula_sdk::host_memory::HostBuffer;
 use tegula_sdk::program::{Dim, Program, ValueId, ValueKind};
-use tegula_sdk::{Error, KvGroup, Result, Run, Seq};
+use tegula_sdk::{Error, KvGroup, Result, Run, Seq, StatePool};
 
 /// What the run has bound. An operand that is not there is an error only if it is used: a run without outputs need not bind any.
 pub(crate) struct Bound<'a> {
@@ -186,6 +186,16 @@ impl<'a> Values<'a> {
             return Err(Error::invalid(format!("sequences of {next} tokens in a run of {n}")));
         }
         Ok(seqs)
+    }
+
+    /// The recurrent state of the run; of as many layers as the program has.
+    pub(crate) fn state(&self) -> Result<StatePool<'a, HostBuffer>> {
+        let (pool, n) = (self.run.state()?, self.program().state_layers.len());
+        if pool.n_layers as usize != n {
+            let why = format!("a state of {} layers, the program has {n}", pool.n_layers);
+            return Err(Error::invalid(why));
+        }
+        Ok(pool)
     }
 
     /// A KV group of the run.

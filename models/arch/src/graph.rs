@@ -53,6 +53,21 @@ impl<'a> Graph<'a> {
         self.weight(tensor, &dims, Use::Matrix)
     }
 
+    /// A stack of experts' matrices, `[n_expert, n_rows, n_in]` in the file and `[n_expert * n_rows, n_in]` in the program.
+    pub(crate) fn experts(&mut self, tensor: &str, dims: [u64; 3]) -> ValueId {
+        let [n_expert, n_rows, n_in] = dims;
+        match self.checked(tensor, &dims, Use::Matrix) {
+            // Hyperparameters are capped so that their products fit.
+            Some(dtype) => self.ops.weight(tensor, dtype, &[n_expert * n_rows, n_in]),
+            None => self.tokens,
+        }
+    }
+
+    /// A small matrix that is read element by element: biases of experts, kernels of convolutions.
+    pub(crate) fn table(&mut self, tensor: &str, dims: [u64; 2]) -> ValueId {
+        self.weight(tensor, &dims, Use::Vector)
+    }
+
     /// A vector of weights.
     pub(crate) fn vector(&mut self, tensor: &str, n: u32) -> ValueId {
         self.weight(tensor, &[n.into()], Use::Vector)
@@ -107,15 +122,22 @@ impl<'a> Graph<'a> {
     }
 
     fn weight(&mut self, tensor: &str, dims: &[u64], usage: Use) -> ValueId {
-        if self.fault.is_some() {
-            // The program is lost; a hostile file's thousands of layers should cost nothing more.
-            return self.tokens;
+        match self.checked(tensor, dims, usage) {
+            Some(dtype) => self.ops.weight(tensor, dtype, dims),
+            None => self.tokens,
         }
-        let dtype = self.tensors.check(tensor, dims, usage).unwrap_or_else(|fault| {
+    }
+
+    /// The tensor's type, F32 where it is missing or wrong. `None` after that: the program is lost, and a hostile file's thousands of layers
+    /// should cost nothing more.
+    fn checked(&mut self, tensor: &str, dims: &[u64], usage: Use) -> Option<DType> {
+        if self.fault.is_some() {
+            return None;
+        }
+        Some(self.tensors.check(tensor, dims, usage).unwrap_or_else(|fault| {
             self.fault = Some(fault);
             DType::F32
-        });
-        self.ops.weight(tensor, dtype, dims)
+        }))
     }
 }
 

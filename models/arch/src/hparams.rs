@@ -17,6 +17,7 @@ const N_EMBD: RangeInclusive<u32> = 1..=1 << 20;
 const N_HEAD: RangeInclusive<u32> = 1..=1 << 14;
 const HEAD_DIM: RangeInclusive<u32> = 1..=1 << 14;
 const N_FF: RangeInclusive<u32> = 1..=1 << 24;
+const N_EXPERT_MAX: u32 = 1 << 16;
 /// Token ids are i32.
 const N_VOCAB: RangeInclusive<u64> = 1..=i32::MAX as u64;
 
@@ -83,7 +84,7 @@ impl Keys<'_> {
     }
 
     /// A value per layer, from an array or one number for all.
-    fn per_layer(
+    pub(crate) fn per_layer(
         &self,
         key: &str,
         n_layer: u32,
@@ -124,12 +125,16 @@ impl Keys<'_> {
         Ok(self.metadata.opt_str(&self.full(key))?)
     }
 
-    /// Refuses what no architecture here can do and what would otherwise run with wrong results.
-    pub(crate) fn refuse_unsupported(&self) -> Result<(), ArchError> {
-        let n_expert = self.opt_u32("expert_count", 0..=u32::MAX)?.unwrap_or(0);
-        if n_expert > 0 {
-            return Err(self.unsupported("mixture of experts is", "expert_count", n_expert));
+    /// Refuses a file with experts, for architectures that would run it without.
+    pub(crate) fn refuse_experts(&self) -> Result<(), ArchError> {
+        match self.opt_u32("expert_count", 0..=u32::MAX)?.unwrap_or(0) {
+            0 => Ok(()),
+            n => Err(self.unsupported("mixture of experts is", "expert_count", n)),
         }
+    }
+
+    /// Refuses what no architecture here can do and what would otherwise run with wrong results.
+    fn refuse_unsupported(&self) -> Result<(), ArchError> {
         let causal = self.metadata.opt_bool(&self.full("attention.causal"))?.unwrap_or(true);
         if !causal {
             return Err(self.unsupported(
@@ -196,7 +201,13 @@ impl Hparams {
             keys.per_layer(key, n_layer, range)?.ok_or_else(missing)
         };
         let n_head = required("attention.head_count", N_HEAD)?;
-        let n_ff = required("feed_forward_length", N_FF)?;
+        // Models whose layers all have experts need no size of another MLP, and some files have none.
+        let n_ff = match keys.opt_u32("expert_feed_forward_length", N_FF)? {
+            Some(n_ff) => keys
+                .per_layer("feed_forward_length", n_layer, 0..=*N_FF.end())?
+                .unwrap_or_else(|| vec![n_ff; n_layer as usize]),
+            None => required("feed_forward_length", N_FF)?,
+        };
         let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, N_HEAD)?;
         // Without the key every query head has its own keys.
         let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
@@ -213,7 +224,7 @@ impl Hparams {
     }
 
     /// The key, or the embedding split over the heads.
-    fn head_dim(
+    pub(crate) fn head_dim(
         keys: &Keys<'_>,
         key: &str,
         n_embd: u32,
@@ -272,5 +283,55 @@ impl Hparams {
     /// Whether `layer` is the last one, where rows that nobody wants are dropped.
     pub(crate) fn is_last(&self, layer: u32) -> bool {
         layer as usize + 1 == self.layers.len()
+    }
+}
+
+/// Sizes of a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ExpertHparams {
+    pub(crate) n_expert: u32,
+    /// Experts of a token.
+    pub(crate) n_used: u32,
+    /// Elements between the two halves of an expert's MLP.
+    pub(crate) n_ff: u32,
+    /// Of the expert that every token has; 0 for none.
+    pub(crate) n_ff_shared: u32,
+    /// Whether weights are divided by their sum, where the file says.
+    pub(crate) normalise: Option<bool>,
+    /// Multiplies weights.
+    pub(crate) scale: f32,
+}
+
+impl ExpertHparams {
+    /// `None` for a file without experts.
+    pub(crate) fn read(keys: &Keys<'_>, hparams: &Hparams) -> Result<Option<Self>, ArchError> {
+        let n_expert = keys.opt_u32("expert_count", 0..=N_EXPERT_MAX)?.unwrap_or(0);
+        if n_expert == 0 {
+            return Ok(None);
+        }
+        let n_used = keys.u32("expert_used_count", 1..=n_expert)?;
+        let n_ff = match keys.opt_u32("expert_feed_forward_length", N_FF)? {
+            Some(n_ff) => n_ff,
+            None => hparams.layers.first().map_or(1, |layer| layer.n_ff),
+        };
+        let shared = keys.opt_u32("expert_shared_feed_forward_length", 0..=*N_FF.end())?;
+        let normalise = keys.metadata.opt_bool(&keys.full("expert_weights_norm"))?;
+        // Some files write 0 where there is nothing to multiply by.
+        let scale = keys.f32_or("expert_weights_scale", 0.0..=1e6, 1.0)?;
+        let scale = if scale == 0.0 { 1.0 } else { scale };
+        Ok(Some(Self {
+            n_expert,
+            n_used,
+            n_ff,
+            n_ff_shared: shared.unwrap_or(0),
+            normalise,
+            scale,
+        }))
+    }
+
+    /// For an architecture whose layers all have experts.
+    pub(crate) fn required(keys: &Keys<'_>, hparams: &Hparams) -> Result<Self, ArchError> {
+        let missing = || keys.bad("expert_count", "absent or 0", "the architecture needs experts");
+        Self::read(keys, hparams)?.ok_or_else(missing)
     }
 }

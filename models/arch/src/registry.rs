@@ -25,10 +25,18 @@ pub(crate) trait Architecture: Debug + Send + Sync {
 
 type Read = fn(&Keys<'_>) -> Result<Box<dyn Architecture>, ArchError>;
 
-const ARCHITECTURES: [(&str, Read); 3] = [
+const ARCHITECTURES: [(&str, Read); 11] = [
     ("gemma3", models::gemma3::read),
+    ("gemma4", models::gemma4::read),
+    ("gpt-oss", models::gpt_oss::read),
     ("llama", models::llama::read),
     ("qwen2", models::qwen2::read),
+    ("qwen2moe", models::qwen2::read_moe),
+    ("qwen3", models::qwen3::read),
+    ("qwen35", models::qwen3next::read_35),
+    ("qwen35moe", models::qwen3next::read_35_moe),
+    ("qwen3moe", models::qwen3::read_moe),
+    ("qwen3next", models::qwen3next::read_next),
 ];
 
 /// The names that `general.architecture` may have.

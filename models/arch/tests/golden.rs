@@ -143,6 +143,41 @@ fn gemma3() {
     check("gemma3_256");
 }
 
+#[test]
+fn mixtral() {
+    check("mixtral");
+}
+
+#[test]
+fn qwen2_moe() {
+    check("qwen2_moe");
+}
+
+#[test]
+fn qwen3() {
+    check("qwen3");
+    check("qwen3_moe");
+    check("qwen3_moe_256");
+}
+
+#[test]
+fn gpt_oss() {
+    check("gpt_oss");
+}
+
+#[test]
+fn delta_nets() {
+    check("qwen3_next");
+    check("qwen3_5");
+    check("qwen3_5_256");
+    check("qwen3_5_moe");
+}
+
+#[test]
+fn gemma4() {
+    check("gemma4");
+}
+
 /// The published models, whose files lack keys that the tiny ones have. Some need 5 GiB of memory and a minute.
 #[test]
 #[ignore = "a minute and 5 GiB; run it after a change of an architecture or of hyperparameters"]

@@ -24,22 +24,26 @@ macro_rules! bounds {
 }
 
 bounds! {
-    COPY: "slice, concat, gather_rows, argmax, top_k", 0.0,
+    COPY: "slice, slice_groups, concat, gather_rows, argmax, top_k", 0.0,
         "elements are moved and compared, nothing is computed";
     EMBED: "embed", 1e-13,
         "a decoded element is one or two products and a sum, each rounded to f32 once";
-    MATMUL: "matmul", 1e-11,
+    MATMUL: "matmul, matmul_experts, combine_experts", 1e-11,
         "weights are decoded exactly and nothing is rounded below f32: a sum of n terms is off by about sqrt(n) roundings, 2e-6 of its terms' magnitude at n = 1024";
-    NORM: "rms_norm, layer_norm", 1e-12,
+    NORM: "rms_norm, layer_norm, l2_norm", 1e-12,
         "a sum of squares in f32, a root and two products; the data have no great mean, so that little cancels in a layer norm";
     ROPE: "rope", 1e-12,
         "cosines and sines are rounded to f32 once, from angles that are exact to 1e-8 at position 100,000: an angle kept in f32 would be off by 4e-3 there";
     ELEMENTWISE: "add, mul, scale", 1e-14,
         "one rounding";
-    ACTIVATION: "unary, glu, softcap", 1e-12,
+    ACTIVATION: "unary, glu, glu_clamped, softcap, router_topk", 1e-12,
         "exponentials and hyperbolic tangents to a few units in the last place";
     ATTENTION: "attention", 1e-10,
         "scores are dot products in f32 whose error the exponential turns into a relative one, at most 30 times as great for the scores used here; stored keys and values are read exactly";
+    CONV: "conv_state", 1e-12,
+        "a few products and sums in f32, twice over; the state is stored as it is";
+    DELTA: "gated_delta", 1e-10,
+        "dot products in f32, whose error stays in the state and fades with its decay; forms that compute several tokens at once add in another order";
     CHAIN: "several ops in a row", 1e-9,
         "a few of the above one after the other";
 }

@@ -65,6 +65,8 @@ pub struct SeqStep {
     pub n_tokens: u32,
     /// Position of the first.
     pub first_pos: u32,
+    /// Its slot of recurrent state.
+    pub slot: u32,
     /// For each KV group its blocks, and the position that the first of them starts at.
     pub tables: Vec<(Vec<u32>, u32)>,
 }
@@ -83,6 +85,12 @@ impl Case {
             steps: Vec::new(),
             bound,
         }
+    }
+
+    /// Slots of recurrent state that the steps name.
+    pub(crate) fn n_slots(&self) -> u32 {
+        let slots = self.steps.iter().flat_map(|step| &step.seqs).map(|seq| seq.slot + 1);
+        if self.program.state_layers.is_empty() { 0 } else { slots.max().unwrap_or(1) }
     }
 
     /// The bounds that the steps reach.

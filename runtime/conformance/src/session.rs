@@ -5,8 +5,8 @@ use crate::{Result, wrong};
 use std::sync::Arc;
 use tegula_plugin::{
     Backend, BlockTable, Buffer, BufferDesc, BufferUsage, Device, DeviceOptions, Executable,
-    InputData, KvGroup, OutputData, Queue, RunArgs, SeqSpan, Tile, WeightBinding, WeightDesc,
-    weight_use,
+    InputData, KvGroup, OutputData, Queue, RunArgs, SeqSpan, StatePool, Tile, WeightBinding,
+    WeightDesc, weight_use,
 };
 use tegula_program::ffi::FfiProgram;
 use tegula_program::{OpKind, Program, Value, ValueId};
@@ -158,6 +158,9 @@ pub struct Session<'a> {
     kv: Vec<KvGroup>,
     /// By group, then as the boundary orders them: segment, layer, side.
     kv_tiles: Vec<Vec<Guarded>>,
+    state: Option<StatePool>,
+    /// As the boundary orders them: slot, layer.
+    records: Vec<Guarded>,
 }
 
 impl<'a> Session<'a> {
@@ -219,7 +222,9 @@ impl<'a> Session<'a> {
             kv.push(group);
             kv_tiles.push(tiles);
         }
-        Ok(Self { rig, program: &case.program, executable, scratch, weights, kv, kv_tiles })
+        let (state, records) = make_state(rig, case, kv_type)?;
+        let program = &case.program;
+        Ok(Self { rig, program, executable, scratch, weights, kv, kv_tiles, state, records })
     }
 
     /// Runs once; gives the outputs' bytes.
@@ -326,8 +331,13 @@ impl<'a> Session<'a> {
             .collect();
         let mut first_token = 0;
         let seqs = step.seqs.iter().zip(&tables).map(|(seq, tables)| {
-            let span =
-                SeqSpan { first_token, n_tokens: seq.n_tokens, first_pos: seq.first_pos, tables };
+            let span = SeqSpan {
+                first_token,
+                n_tokens: seq.n_tokens,
+                first_pos: seq.first_pos,
+                tables,
+                state_slot: seq.slot,
+            };
             first_token += seq.n_tokens;
             span
         });
@@ -339,6 +349,7 @@ impl<'a> Session<'a> {
             scratch: &scratch,
             seqs: &seqs.collect::<Vec<_>>(),
             kv: &self.kv.iter().collect::<Vec<_>>(),
+            state: self.state.as_ref(),
         };
         Ok(self.rig.queue.run(&self.executable, &mut args)?)
     }
@@ -351,6 +362,26 @@ impl<'a> Session<'a> {
         let queue = &mut self.rig.queue;
         let groups = self.kv_tiles.iter();
         groups.map(|tiles| tiles.iter().map(|tile| tile.read(queue)).collect()).collect()
+    }
+
+    /// The bytes of all records of recurrent state.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn state_bytes(&mut self) -> Result<Vec<Vec<u8>>> {
+        let queue = &mut self.rig.queue;
+        self.records.iter().map(|record| record.read(queue)).collect()
+    }
+
+    /// Writes all records.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn set_state_bytes(&mut self, bytes: &[Vec<u8>]) -> Result<()> {
+        for (record, bytes) in self.records.iter().zip(bytes) {
+            self.rig.queue.write(&record.buffer, record.offset, bytes)?;
+        }
+        Ok(())
     }
 
     /// That nothing was written where nothing should be.
@@ -371,21 +402,51 @@ impl<'a> Session<'a> {
         for tile in self.kv_tiles.iter().flatten() {
             tile.check(queue, "a KV tile")?;
         }
+        for record in &self.records {
+            record.check(queue, "a record of recurrent state")?;
+        }
         Ok(())
     }
 }
 
-/// The uses of a weight, as the core would state them.
-fn uses(program: &Program, id: ValueId, value: &Value) -> u32 {
+/// The slots that a case names, each record in a buffer of its own.
+fn make_state(
+    rig: &mut Rig,
+    case: &Case,
+    buffer_type: u32,
+) -> Result<(Option<StatePool>, Vec<Guarded>)> {
+    let layers = &case.program.state_layers;
+    if layers.is_empty() {
+        return Ok((None, Vec::new()));
+    }
+    let mut pool = StatePool::new(&rig.device, u32::try_from(layers.len()).unwrap_or(u32::MAX));
+    let mut records = Vec::new();
+    for _ in 0..case.n_slots() {
+        let first = records.len();
+        for layer in layers {
+            let kind = (buffer_type, BufferUsage::KV);
+            records.push(Guarded::alloc(rig, kind, layer.bytes(), 4)?);
+        }
+        let ranges = records[first..].iter();
+        let ranges: Vec<_> = ranges.map(|r| (Arc::clone(&r.buffer), r.range())).collect();
+        pool.push_slot(&ranges)?;
+    }
+    Ok((Some(pool), records))
+}
+
+/// The uses of a weight, and the rows of an expert in it, as the core would state them.
+fn uses(program: &Program, id: ValueId, value: &Value) -> (u32, u64) {
     if value.dims.len() == 1 {
-        return weight_use::VECTOR;
+        return (weight_use::VECTOR, 0);
     }
     let readers = program.ops.iter().filter(|op| op.inputs.contains(&id));
-    readers.fold(0, |uses, op| {
-        uses | match op.kind {
-            OpKind::Embed => weight_use::EMBED,
-            _ => weight_use::MATMUL,
+    readers.fold((0, 0), |(uses, rows), op| match op.kind {
+        OpKind::Embed => (uses | weight_use::EMBED, rows),
+        OpKind::Matmul => (uses | weight_use::MATMUL, rows),
+        OpKind::MatmulExperts { n_expert } if op.inputs.get(1) == Some(&id) => {
+            (uses | weight_use::EXPERTS, weight_shape(value).0 / u64::from(n_expert.max(1)))
         }
+        _ => (uses | weight_use::VECTOR, rows),
     })
 }
 
@@ -401,8 +462,8 @@ fn upload(
         return wrong(format!("the case itself is wrong: it has no weight `{}`", value.name));
     };
     let (n_rows, n_in) = weight_shape(value);
-    let uses = uses(&case.program, id, value);
-    let desc = WeightDesc { dtype: value.dtype, uses, n_in, n_rows };
+    let (uses, rows_per_expert) = uses(&case.program, id, value);
+    let desc = WeightDesc { dtype: value.dtype, uses, n_in, n_rows, rows_per_expert };
     let layout = rig.device.weight_layout(&desc)?;
     let buffer_type = rig.device.info().type_for_weights;
     let row_bytes = value.dtype.row_bytes(n_in)?;

@@ -1,7 +1,7 @@
 //! Runs cases on a device and on the oracle.
 
 use crate::case::Case;
-use crate::cases::{attention, chain, elementwise, matrix, norm, rank, rope, rows};
+use crate::cases::{attention, chain, elementwise, experts, matrix, norm, rank, rope, rows, state};
 use crate::checks::{CHECKS, Check};
 use crate::compare;
 use crate::report::{Outcome, Report, Verdict};
@@ -27,6 +27,8 @@ pub const GROUPS: &[Group] = &[
     Group { name: "rows", cases: rows::cases },
     Group { name: "rank", cases: rank::cases },
     Group { name: "attention", cases: attention::cases },
+    Group { name: "experts", cases: experts::cases },
+    Group { name: "state", cases: state::cases },
     Group { name: "chain", cases: chain::cases },
 ];
 
@@ -166,7 +168,10 @@ pub(crate) fn run_case(rig: &mut Rig, oracle: &mut Rig, case: &Case) -> Result<O
     let mut session = Session::new(rig, case, most)?;
     let mut worst = 0.0f64;
     for (index, (step, wanted)) in case.steps.iter().zip(&wanted).enumerate() {
+        // What the first run of a step leaves is not what the second one begins with.
+        let before = session.state_bytes()?;
         for place in [Place::Host, Place::Device] {
+            session.set_state_bytes(&before)?;
             let at = |fault: Fault| {
                 let n = step.n_tokens;
                 Fault::Wrong(format!("run {index} of {n} tokens, operands on {place:?}: {fault}"))

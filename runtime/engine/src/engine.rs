@@ -4,11 +4,12 @@
 //! the one path that every pair of devices has.
 
 use crate::kv_pool::{KvPool, StageKv};
+use crate::state_pool::{SlotPool, StageState};
 use crate::{Error, Result};
 use std::ops::Range;
 use tegula_plugin::{
     BlockTable, Buffer, BufferSpan, Executable, InputData, KvGroup, OutputData, Queue, RunArgs,
-    SeqSpan,
+    SeqSpan, StatePool,
 };
 use tegula_program::ValueId;
 
@@ -159,6 +160,8 @@ pub(crate) struct Ubatch<'a> {
     pub first_pos: u32,
     /// The sequence's blocks, which cover every position up to the last.
     pub blocks: &'a [u32],
+    /// The sequence's slot of recurrent state; anything for a model without.
+    pub state_slot: u32,
     /// Rows whose logits are wanted.
     pub rows: Range<u32>,
 }
@@ -189,7 +192,7 @@ impl Engine {
     }
 
     /// Runs a ubatch through all stages; rows of logits are in [`Engine::logits`] afterwards.
-    pub(crate) fn run(&mut self, ubatch: &Ubatch<'_>, kv: &KvPool) -> Result<()> {
+    pub(crate) fn run(&mut self, ubatch: &Ubatch<'_>, kv: &KvPool, state: &SlotPool) -> Result<()> {
         self.host.stage(ubatch);
         for index in 0..self.stages.len() {
             let missing = || Error::Overflow { what: format!("stage {index}") };
@@ -204,7 +207,9 @@ impl Engine {
             let queue = self.queues.get_mut(stage.device).ok_or_else(missing)?;
             let scratch = self.scratch.get(stage.device).map_or(&[][..], Vec::as_slice);
             let kv = kv.stages().get(index).and_then(StageKv::group);
-            let result = stage.run(queue, scratch, kv, ubatch, &self.host, &mut made);
+            let state = state.stages().get(index).and_then(StageState::pool);
+            let kept = Kept { kv, state };
+            let result = stage.run(queue, scratch, kept, ubatch, &self.host, &mut made);
             swap(&mut self.host, &mut made);
             result?;
         }
@@ -217,12 +222,19 @@ impl Engine {
     }
 }
 
+/// What a stage keeps of sequences between runs.
+#[derive(Clone, Copy)]
+struct Kept<'a> {
+    kv: Option<&'a KvGroup>,
+    state: Option<&'a StatePool>,
+}
+
 impl StageRun {
     fn run(
         &self,
         queue: &mut Queue,
         scratch: &[Buffer],
-        kv: Option<&KvGroup>,
+        kept: Kept<'_>,
         ubatch: &Ubatch<'_>,
         host: &HostValues,
         made: &mut [Vec<f32>],
@@ -236,17 +248,23 @@ impl StageRun {
             scratch.iter().take(n_scratch).map(Buffer::whole).collect();
         let n_tokens = u32::try_from(ubatch.tokens.len()).unwrap_or(u32::MAX);
         let tables = [BlockTable { blocks: ubatch.blocks, first_pos: 0 }];
-        let seqs =
-            [SeqSpan { first_token: 0, n_tokens, first_pos: ubatch.first_pos, tables: &tables }];
-        let groups: Vec<&KvGroup> = kv.into_iter().collect();
+        let groups: Vec<&KvGroup> = kept.kv.into_iter().collect();
+        let seqs = [SeqSpan {
+            first_token: 0,
+            n_tokens,
+            first_pos: ubatch.first_pos,
+            tables: tables.get(..groups.len()).unwrap_or(&[]),
+            state_slot: ubatch.state_slot,
+        }];
         let mut args = RunArgs {
             n_tokens,
             n_outputs: ubatch.rows.end.saturating_sub(ubatch.rows.start),
             inputs: &inputs,
             outputs: &mut outputs,
             scratch: &scratch,
-            seqs: if groups.is_empty() { &[] } else { &seqs },
+            seqs: if groups.is_empty() && kept.state.is_none() { &[] } else { &seqs },
             kv: &groups,
+            state: kept.state,
         };
         Ok(queue.run(&self.executable, &mut args)?)
     }

@@ -44,6 +44,7 @@ mod sampler;
 pub mod selection;
 mod sequence;
 mod shape;
+mod state_pool;
 mod weights;
 
 pub use error::{Error, Result};
@@ -56,7 +57,7 @@ pub use planner::{PlaceRule, PlanOptions, Split};
 pub use runtime::{Caps, DeviceCap, DeviceEntry, Limit, Runtime, RuntimeOptions, format_uuid};
 pub use sampler::{Sampler, SamplerOptions, greedy};
 pub use sequence::{Outputs, Sequence};
-pub use shape::{Quant, Shape, known_shapes};
+pub use shape::{DeltaNet, Experts, Gemma4, Quant, Shape, known_shapes};
 pub use tegula_arch::ModelInfo;
 pub use tegula_gguf::{self as gguf, Gguf};
 pub use tegula_plugin::{DeviceInfo, RegistryOptions};

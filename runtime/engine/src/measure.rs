@@ -199,7 +199,13 @@ impl Bench<'_> {
 
     fn read_by_matmul(&mut self, dtype: DType) -> Result<u64> {
         let weights = self.buffer(BufferUsage::WEIGHTS)?;
-        let mut desc = WeightDesc { dtype, uses: weight_use::MATMUL, n_in: N_IN, n_rows: 1 << 20 };
+        let mut desc = WeightDesc {
+            dtype,
+            uses: weight_use::MATMUL,
+            n_in: N_IN,
+            n_rows: 1 << 20,
+            rows_per_expert: 0,
+        };
         let layout = self.device.weight_layout(&desc)?;
         let rows_per_group = u64::from(layout.rows_per_group.max(1));
         let n_groups = self.rates.size / layout.group_bytes.max(1);
@@ -258,6 +264,7 @@ impl Bench<'_> {
                 scratch: &spans,
                 seqs: &[],
                 kv: &[],
+                state: None,
             };
             queue.run(&executable, &mut args)
         })?)

@@ -11,6 +11,7 @@ use crate::planner::{
 use crate::runtime::Runtime;
 use crate::sequence::Sequence;
 use crate::shape::{Quant, Shape};
+use crate::state_pool::{SlotPool, StageState};
 use crate::weights::{self, Loader, Progress};
 use crate::{Error, Result};
 use std::path::Path;
@@ -43,6 +44,7 @@ pub struct Model {
 struct Shared {
     engine: Mutex<Engine>,
     kv: Mutex<KvPool>,
+    slots: Mutex<SlotPool>,
     file: ModelFile,
     plan: Plan,
 }
@@ -164,6 +166,7 @@ impl Model {
         let mut loader = Loader::new(&file, &maps, &plan, progress);
         let mut wiring = Wiring::new(&program)?;
         let (mut runs, mut kv) = (Vec::with_capacity(stages.len()), Vec::new());
+        let mut state = Vec::new();
         for ((stage, ffi), part) in stages.iter().zip(&plan.stages) {
             let (Some(open), Some(queue)) = (devices.get(part.device), queues.get_mut(part.device))
             else {
@@ -179,11 +182,14 @@ impl Model {
             let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
             runs.push(wiring.stage(executable, part.device, &stage.inputs, &outputs)?);
             kv.push(StageKv::new(runtime, open, part.kv.clone(), part.memory.kv)?);
+            state.push(StageState::new(runtime, open, part.state.clone(), part.memory.kv)?);
         }
         let n_vocab = file.arch().info().n_vocab;
         let engine = Engine::new(&wiring, runs, queues, scratch, plan.n_outputs, n_vocab);
         let kv = KvPool::new(plan.block_len, plan.n_blocks, plan.n_parallel, kv);
-        let shared = Shared { engine: Mutex::new(engine), kv: Mutex::new(kv), file, plan };
+        let n_slots = plan.stages.iter().map(|part| part.state.n_slots).max().unwrap_or(0);
+        let slots = Mutex::new(SlotPool::new(n_slots, state));
+        let shared = Shared { engine: Mutex::new(engine), kv: Mutex::new(kv), slots, file, plan };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -227,6 +233,25 @@ impl Model {
         self.shared.kv.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn slots(&self) -> MutexGuard<'_, SlotPool> {
+        // As for the blocks.
+        self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether sequences have recurrent state, which cannot go back to an earlier position.
+    pub fn has_state(&self) -> bool {
+        self.slots().is_used()
+    }
+
+    /// A slot of recurrent state; `None` for a model without.
+    pub(crate) fn take_slot(&self) -> Result<Option<u32>> {
+        self.slots().take()
+    }
+
+    pub(crate) fn free_slot(&self, slot: u32) {
+        self.slots().release(slot);
+    }
+
     /// Takes blocks; the first ones make a sequence one of those that are in use, until it has given back the last one.
     pub(crate) fn reserve_blocks(&self, blocks: &mut Vec<u32>, n_tokens: u32) -> Result<()> {
         self.kv().reserve(blocks, n_tokens)
@@ -245,7 +270,7 @@ impl Model {
     ) -> Result<()> {
         // A panic of a caller's `on_logits` leaves nothing half done here.
         let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        engine.run(ubatch, &self.kv())?;
+        engine.run(ubatch, &self.kv(), &self.slots())?;
         for (row, logits) in ubatch.rows.clone().zip(engine.logits()) {
             on_logits(ubatch.first_pos + row, logits)?;
         }

@@ -1,7 +1,7 @@
 //! Cuts a program into stages, each for one device, run one after the other.
 //!
 //! An op's device is decided elsewhere; here runs of ops with the same device become programs of their own. What one stage makes and a later one
-//! reads is an output of the first and an input of the second. A layer's keys and values belong to exactly one stage.
+//! reads is an output of the first and an input of the second. A layer's keys and values belong to exactly one stage, and so does its recurrent state.
 
 use crate::{Error, Result};
 use std::collections::HashMap;
@@ -22,13 +22,9 @@ pub(crate) struct Stage {
 
 /// Makes every op between the first and last use of a KV layer run on one device: that of its attention.
 pub(crate) fn keep_kv_together(program: &Program, devices: &mut [usize]) {
-    let kv_layer = |op: &Op| match op.kind {
-        OpKind::KvStore { kv_layer } | OpKind::Attention { kv_layer, .. } => Some(kv_layer),
-        _ => None,
-    };
     let mut uses: HashMap<u32, (usize, usize)> = HashMap::new();
     for (i, op) in program.ops.iter().enumerate() {
-        if let Some(layer) = kv_layer(op) {
+        if let Some(layer) = op.kind.kv_layer() {
             uses.entry(layer).or_insert((i, i)).1 = i;
         }
     }
@@ -141,7 +137,10 @@ impl<'a> Cut<'a> {
                 softcap,
                 window,
             },
-            other => other,
+            other => match other.state_layer() {
+                Some(layer) => other.with_state_layer(self.state_layer(layer)?),
+                None => other,
+            },
         };
         let mut outputs = Vec::with_capacity(op.outputs.len());
         for id in &op.outputs {
@@ -151,6 +150,14 @@ impl<'a> Cut<'a> {
         }
         self.part.ops.push(Op { kind, layer: op.layer, inputs, outputs });
         Ok(())
+    }
+
+    /// The local number of a state layer, which one op names once.
+    fn state_layer(&mut self, id: u32) -> Result<u32> {
+        let layer = self.whole.state_layers.get(id as usize).copied();
+        let layer = layer.ok_or_else(|| Error::Overflow { what: format!("state layer {id}") })?;
+        self.part.state_layers.push(layer);
+        Ok(u32::try_from(self.part.state_layers.len() - 1).unwrap_or(u32::MAX))
     }
 
     /// The local number of a KV layer; groups and indices are numbered anew without gaps.

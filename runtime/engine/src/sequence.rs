@@ -21,12 +21,14 @@ pub enum Outputs {
 pub struct Sequence {
     model: Model,
     blocks: Vec<u32>,
+    /// Its recurrent state, once it has any.
+    slot: Option<u32>,
     n_past: u32,
 }
 
 impl Sequence {
     pub(crate) fn new(model: Model) -> Self {
-        Self { model, blocks: Vec::new(), n_past: 0 }
+        Self { model, blocks: Vec::new(), slot: None, n_past: 0 }
     }
 
     /// The model it belongs to.
@@ -44,9 +46,11 @@ impl Sequence {
         self.model.plan().context.n_ctx.saturating_sub(self.n_past)
     }
 
-    /// Forgets everything from position `n` on.
+    /// Forgets everything from position `n` on. A model with recurrent state cannot go back: it forgets all, unless there is nothing to forget. What is
+    /// left is [`Sequence::n_past`].
     pub fn truncate(&mut self, n: u32) {
-        self.n_past = self.n_past.min(n);
+        let goes_back = n < self.n_past;
+        self.n_past = if goes_back && self.model.has_state() { 0 } else { self.n_past.min(n) };
         let keep = self.n_past.div_ceil(self.model.plan().block_len.max(1)) as usize;
         let freed = self.blocks.split_off(keep.min(self.blocks.len()));
         self.model.free_blocks(&freed, self.blocks.is_empty());
@@ -56,8 +60,8 @@ impl Sequence {
     /// than the ubatch is evaluated in pieces. False if `cancel` was seen set between two pieces: the pieces before are kept.
     ///
     /// # Errors
-    /// [`Error::ContextFull`], [`Error::KvPoolFull`] or [`Error::TooManySequences`] before anything is evaluated; [`Error::TokenOutOfRange`]; a device's failure, after which the sequence is as
-    /// before the piece that failed.
+    /// [`Error::ContextFull`], [`Error::KvPoolFull`] or [`Error::TooManySequences`] before anything is evaluated; [`Error::TokenOutOfRange`]; a device's failure, after
+    /// which the sequence is as before the piece that failed, or, for a model with recurrent state, empty.
     pub fn eval(
         &mut self,
         tokens: &[u32],
@@ -73,6 +77,9 @@ impl Sequence {
         let n_vocab = self.model.info().n_vocab;
         if let Some(id) = tokens.iter().find(|id| **id >= n_vocab) {
             return Err(Error::TokenOutOfRange { id: *id, n_vocab });
+        }
+        if self.slot.is_none() {
+            self.slot = self.model.take_slot()?;
         }
         self.model.clone().reserve_blocks(&mut self.blocks, self.n_past + n_tokens)?;
         let plan = self.model.plan();
@@ -93,9 +100,20 @@ impl Sequence {
                 Outputs::Last if last => n_piece - 1..n_piece,
                 Outputs::Last => 0..0,
             };
-            let ubatch =
-                Ubatch { tokens: piece, first_pos: self.n_past, blocks: &self.blocks, rows };
-            self.model.run(&ubatch, &mut on_logits)?;
+            let ubatch = Ubatch {
+                tokens: piece,
+                first_pos: self.n_past,
+                blocks: &self.blocks,
+                state_slot: self.slot.unwrap_or(0),
+                rows,
+            };
+            if let Err(error) = self.model.run(&ubatch, &mut on_logits) {
+                // Nobody knows how far the state came.
+                if self.slot.is_some() {
+                    self.truncate(0);
+                }
+                return Err(error);
+            }
             self.n_past += n_piece;
             done += piece.len();
         }
@@ -106,5 +124,8 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.model.free_blocks(&self.blocks, true);
+        if let Some(slot) = self.slot {
+            self.model.free_slot(slot);
+        }
     }
 }

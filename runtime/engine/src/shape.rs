@@ -3,6 +3,10 @@
 //! A shape becomes the header of a GGUF file in memory, with the tensors that the architecture reads, in the types of a quantisation
 //! recipe, and is planned by the code that plans files. Nothing about sizes is computed here a second time.
 
+mod kinds;
+
+pub use kinds::{DeltaNet, Experts, Gemma4};
+
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::io::Read;
@@ -15,12 +19,13 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// As many as the architectures take; checked before a table of tensors is made.
 const N_LAYER_MAX: u32 = 4096;
 
-const KNOWN: [(&str, &str); 16] = [
+const KNOWN: [(&str, &str); 18] = [
     ("gemma-3-270m", include_str!("../shapes/gemma-3-270m.json")),
     ("gemma-3-1b", include_str!("../shapes/gemma-3-1b.json")),
     ("gemma-3-4b", include_str!("../shapes/gemma-3-4b.json")),
     ("gemma-3-12b", include_str!("../shapes/gemma-3-12b.json")),
     ("gemma-3-27b", include_str!("../shapes/gemma-3-27b.json")),
+    ("gemma-4-e2b", include_str!("../shapes/gemma-4-e2b.json")),
     ("llama-3.2-1b", include_str!("../shapes/llama-3.2-1b.json")),
     ("llama-3.2-3b", include_str!("../shapes/llama-3.2-3b.json")),
     ("llama-3.1-8b", include_str!("../shapes/llama-3.1-8b.json")),
@@ -31,6 +36,7 @@ const KNOWN: [(&str, &str); 16] = [
     ("qwen2.5-7b", include_str!("../shapes/qwen2.5-7b.json")),
     ("qwen2.5-14b", include_str!("../shapes/qwen2.5-14b.json")),
     ("qwen2.5-32b", include_str!("../shapes/qwen2.5-32b.json")),
+    ("qwen3.6-35b-a3b", include_str!("../shapes/qwen3.6-35b-a3b.json")),
     ("smollm2-135m", include_str!("../shapes/smollm2-135m.json")),
 ];
 
@@ -131,6 +137,9 @@ impl FromStr for Quant {
 pub struct Shape {
     /// A name for people.
     pub name: String,
+    /// Where the numbers are from.
+    #[serde(default)]
+    pub provenance: Option<String>,
     /// `general.architecture`.
     pub arch: String,
     /// Transformer layers.
@@ -164,6 +173,18 @@ pub struct Shape {
     /// Epsilon of the norms.
     #[serde(default = "rms_eps")]
     pub rms_eps: f32,
+    /// Elements of a head that rope turns, where not all.
+    #[serde(default)]
+    pub n_rot: Option<u32>,
+    /// Experts in place of the MLP.
+    #[serde(default)]
+    pub experts: Option<Experts>,
+    /// Gated delta nets in place of most attention.
+    #[serde(default)]
+    pub delta_net: Option<DeltaNet>,
+    /// Gemma 4's kinds of layers.
+    #[serde(default)]
+    pub gemma4: Option<Gemma4>,
 }
 
 fn rms_eps() -> f32 {
@@ -221,7 +242,6 @@ impl Shape {
             .meta(key("block_count"), self.n_layer)
             .meta(key("context_length"), self.n_ctx_train)
             .meta(key("embedding_length"), self.n_embd)
-            .meta(key("feed_forward_length"), self.n_ff)
             .meta(key("attention.head_count"), self.n_head)
             .meta(key("attention.head_count_kv"), self.n_head_kv)
             .meta(key("attention.key_length"), self.head_dim)
@@ -233,6 +253,7 @@ impl Shape {
         if let Some(base) = self.rope_base {
             out = out.meta(key("rope.freq_base"), base);
         }
+        out = kinds::metadata(out, self);
         let mut tensors = Tensors { out, shape: self, quant };
         tensors.all();
         tensors.out
@@ -253,39 +274,58 @@ struct Tensors<'a> {
 impl Tensors<'_> {
     fn all(&mut self) {
         let s = self.shape;
-        let [n_embd, n_ff, head_dim] = [s.n_embd, s.n_ff, s.head_dim].map(u64::from);
-        let n_q = u64::from(s.n_head) * head_dim;
-        let n_kv = u64::from(s.n_head_kv) * head_dim;
-        let (gemma, biases) = (s.arch == "gemma3", s.arch == "qwen2");
+        let [n_embd, head_dim] = [s.n_embd, s.head_dim].map(u64::from);
         self.matrix("token_embd", None, n_embd, s.n_vocab.into());
         if s.rope_freqs {
             self.vector("rope_freqs.weight".into(), head_dim / 2);
         }
+        if let Some(gemma4) = s.gemma4 {
+            self.gemma4_inputs(gemma4);
+        }
         for il in 0..s.n_layer {
-            let name = |part: &str| format!("blk.{il}.{part}");
-            self.vector(name("attn_norm.weight"), n_embd);
-            for (part, n_rows) in [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)] {
-                self.matrix(part, Some(il), n_embd, n_rows);
-                if biases {
-                    self.vector(name(&format!("{part}.bias")), n_rows);
-                }
+            match (s.delta_net, s.gemma4) {
+                (Some(delta_net), _) => self.hybrid_layer(il, delta_net),
+                (None, Some(gemma4)) => self.gemma4_layer(il, gemma4),
+                (None, None) => self.plain_layer(il),
             }
-            self.matrix("attn_output", Some(il), n_q, n_embd);
-            if gemma {
-                self.vector(name("attn_q_norm.weight"), head_dim);
-                self.vector(name("attn_k_norm.weight"), head_dim);
-                self.vector(name("post_attention_norm.weight"), n_embd);
-                self.vector(name("post_ffw_norm.weight"), n_embd);
-            }
-            self.vector(name("ffn_norm.weight"), n_embd);
-            self.matrix("ffn_gate", Some(il), n_embd, n_ff);
-            self.matrix("ffn_up", Some(il), n_embd, n_ff);
-            self.matrix("ffn_down", Some(il), n_ff, n_embd);
         }
         self.vector("output_norm.weight".into(), n_embd);
         if !s.tied_embeddings {
             self.matrix("output", None, n_embd, s.n_vocab.into());
         }
+    }
+
+    /// Attention and an MLP.
+    fn plain_layer(&mut self, il: u32) {
+        let s = self.shape;
+        let [n_embd, head_dim] = [s.n_embd, s.head_dim].map(u64::from);
+        let n_q = u64::from(s.n_head) * head_dim;
+        let n_kv = u64::from(s.n_head_kv) * head_dim;
+        let (gemma, biases) = (s.arch == "gemma3", s.arch == "qwen2");
+        let name = |part: &str| format!("blk.{il}.{part}");
+        self.vector(name("attn_norm.weight"), n_embd);
+        for (part, n_rows) in [("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)] {
+            self.matrix(part, Some(il), n_embd, n_rows);
+            if biases {
+                self.vector(name(&format!("{part}.bias")), n_rows);
+            }
+        }
+        self.matrix("attn_output", Some(il), n_q, n_embd);
+        if gemma {
+            self.vector(name("attn_q_norm.weight"), head_dim);
+            self.vector(name("attn_k_norm.weight"), head_dim);
+            self.vector(name("post_attention_norm.weight"), n_embd);
+            self.vector(name("post_ffw_norm.weight"), n_embd);
+        }
+        self.vector(name("ffn_norm.weight"), n_embd);
+        self.mlp(il, s.n_ff.into());
+    }
+
+    fn mlp(&mut self, il: u32, n_ff: u64) {
+        let n_embd = self.shape.n_embd.into();
+        self.matrix("ffn_gate", Some(il), n_embd, n_ff);
+        self.matrix("ffn_up", Some(il), n_embd, n_ff);
+        self.matrix("ffn_down", Some(il), n_ff, n_embd);
     }
 
     fn matrix(&mut self, part: &str, layer: Option<u32>, n_in: u64, n_rows: u64) {
@@ -298,7 +338,19 @@ impl Tensors<'_> {
     }
 
     fn vector(&mut self, name: String, n: u64) {
-        self.out = std::mem::take(&mut self.out).tensor_shape(name, &[n], DType::F32);
+        self.floats(name, &[n]);
+    }
+
+    /// A tensor that files keep in F32; sizes are innermost first.
+    fn floats(&mut self, name: String, dims: &[u64]) {
+        self.out = std::mem::take(&mut self.out).tensor_shape(name, dims, DType::F32);
+    }
+
+    /// The matrices of all experts, `[n_in, n_rows, n_expert]`, in the type that one matrix of the part would have.
+    fn stack(&mut self, part: &str, il: u32, dims: &[u64; 3]) {
+        let dtype = self.quant.of_matrix(part, Some(il), self.shape, dims[0]);
+        let name = format!("blk.{il}.{part}_exps.weight");
+        self.out = std::mem::take(&mut self.out).tensor_shape(name, dims, dtype);
     }
 }
 

@@ -29,6 +29,8 @@ pub struct WeightDesc {
     pub n_in: u64,
     /// Rows.
     pub n_rows: u64,
+    /// Rows of one expert, where the weight is a stack of experts; 0 where it is none.
+    pub rows_per_expert: u64,
 }
 
 impl WeightDesc {
@@ -39,7 +41,7 @@ impl WeightDesc {
             uses: self.uses,
             n_in: self.n_in,
             n_rows: self.n_rows,
-            rows_per_expert: 0,
+            rows_per_expert: self.rows_per_expert,
         }
     }
 }
@@ -239,6 +241,9 @@ fn check_layout(desc: &WeightDesc, layout: &WeightLayout) -> Result<(), String> 
     if layout.rows_per_group == 0 || layout.group_bytes == 0 || !layout.alignment.is_power_of_two()
     {
         return Err(format!("a layout that makes no sense: {layout:?}"));
+    }
+    if !desc.rows_per_expert.is_multiple_of(layout.rows_per_group.into()) {
+        return Err(format!("groups of rows that cross from one expert to the next: {layout:?}"));
     }
     if layout.is_native() {
         let row = desc.dtype.row_bytes(desc.n_in).map_err(|e| e.to_string())?;

@@ -136,6 +136,8 @@ pub(crate) struct Signature {
     pub(crate) inputs: Vec<IoShape>,
     pub(crate) outputs: Vec<IoShape>,
     pub(crate) kv: Vec<KvShape>,
+    /// Bytes of a record of each state layer.
+    pub(crate) state: Vec<u64>,
     /// Index, type, elements of a row and rows of each weight value.
     weights: Vec<(u32, Option<DType>, u64, u64)>,
 }
@@ -148,7 +150,7 @@ pub struct Executable {
     pub(crate) signature: Signature,
     pub(crate) options: CompileOptions,
     memory: ExecutableMemory,
-    /// Held during a run. For each KV group the generation whose tables were checked.
+    /// Held during a run. For each KV group the generation whose tables were checked, then that of the state.
     pub(crate) running: Mutex<Vec<u64>>,
     /// The arrays behind `weights`, which live as long as the executable.
     _tiles: Vec<Vec<abi::WeightTile>>,
@@ -299,7 +301,7 @@ impl Device {
         Ok(Executable {
             handle,
             device: Arc::clone(inner),
-            running: Mutex::new(vec![0; signature.kv.len()]),
+            running: Mutex::new(vec![0; signature.kv.len() + 1]),
             signature,
             options: *options,
             memory,
@@ -347,6 +349,12 @@ impl Signature {
             // SAFETY: as above.
             let Some(layer) = (unsafe { flat.kv_layers.get(i) }) else { continue };
             out.add_kv_layer(&layer)?;
+        }
+        for i in 0..flat.state_layers.len {
+            // SAFETY: as above.
+            let layer = unsafe { flat.state_layers.get(i) };
+            let bytes = layer.and_then(|layer| layer.n_elements.checked_mul(4));
+            out.state.push(bytes.ok_or_else(|| format!("state layer {i} of no known size"))?);
         }
         Ok(out)
     }

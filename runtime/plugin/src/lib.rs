@@ -42,6 +42,7 @@ mod queue;
 mod registry;
 mod run;
 pub mod search;
+mod state;
 
 pub use backend::{Backend, FaultyDevice};
 pub use buffer::{Buffer, BufferDesc, BufferSpan};
@@ -56,6 +57,7 @@ pub use queue::{Fence, Queue};
 pub use registry::{Registry, RegistryOptions, Skipped};
 pub use run::{BlockTable, InputData, KvGroup, OutputData, RunArgs, SeqSpan};
 pub use search::{Origin, SearchPath};
+pub use state::StatePool;
 pub use tegula_abi::{
     BufferUsage, DeviceKind, ENTRY_SYMBOL, Figure, FigureSource, FigureState, HeapKind, HostAccess,
     LAYOUT_SYMBOL, POOL_HOST, REVISION, REVISION_MIN, ScratchDesc, weight_use,

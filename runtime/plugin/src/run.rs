@@ -8,6 +8,7 @@ use crate::buffer::{Buffer, BufferSpan};
 use crate::device::{Device, DeviceInner};
 use crate::error::DeviceError;
 use crate::executable::{Executable, IoShape, KvShape};
+use crate::state::StatePool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tegula_abi::{self as abi, BufferRange, Slice};
@@ -52,6 +53,8 @@ pub struct SeqSpan<'a> {
     pub first_pos: u32,
     /// One block table for each KV group of the program.
     pub tables: &'a [BlockTable<'a>],
+    /// Its slot in [`RunArgs::state`]; no other sequence of the run has it. Anything for a program without state.
+    pub state_slot: u32,
 }
 
 /// One run.
@@ -67,10 +70,12 @@ pub struct RunArgs<'a> {
     pub outputs: &'a mut [OutputData<'a>],
     /// The pieces of [`crate::ExecutableMemory::scratch`], in its order.
     pub scratch: &'a [BufferSpan<'a>],
-    /// The sequences; their rows cover the ubatch in order. None for a program without a KV cache.
+    /// The sequences; their rows cover the ubatch in order. None for a program without a KV cache and state.
     pub seqs: &'a [SeqSpan<'a>],
     /// The KV groups of the program.
     pub kv: &'a [&'a KvGroup],
+    /// The recurrent state, for a program that has any.
+    pub state: Option<&'a StatePool>,
 }
 
 /// The KV cache of one group of layers: segments of blocks, each with tiles for every layer's keys and values. Grown and
@@ -93,7 +98,7 @@ unsafe impl Send for KvGroup {}
 unsafe impl Sync for KvGroup {}
 
 /// Unique in the process, so that a backend may keep translated tables by generation alone, over all groups.
-fn next_generation() -> u64 {
+pub(crate) fn next_generation() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -235,6 +240,7 @@ impl RunArrays {
             .and_then(|()| self.fill_bindings(executable, args))
             .and_then(|()| self.fill_scratch(executable, args))
             .and_then(|()| self.fill_kv(executable, kv_checked, args))
+            .and_then(|()| check_state(executable, kv_checked, args))
             .and_then(|()| self.fill_seqs(executable, args))
             .map_err(|message| executable.device.caller.invalid(WHAT, message))?;
         Ok(abi::RunArgs {
@@ -246,7 +252,7 @@ impl RunArrays {
             scratch: Slice::of(&self.scratch),
             seqs: Slice::of(&self.seqs),
             kv: Slice::of(&self.kv),
-            state: std::ptr::null(),
+            state: args.state.map_or(std::ptr::null(), StatePool::raw),
         })
     }
 
@@ -369,11 +375,12 @@ impl RunArrays {
                 first_pos: seq.first_pos,
                 reserved: 0,
                 tables: self.tables.get(first..).map_or(std::ptr::null(), <[_]>::as_ptr),
-                state_slot: 0,
+                state_slot: seq.state_slot,
                 reserved_end: 0,
             });
         }
-        if (!args.kv.is_empty() || !args.seqs.is_empty()) && next != args.n_tokens {
+        let needs_seqs = !args.kv.is_empty() || args.state.is_some() || !args.seqs.is_empty();
+        if needs_seqs && next != args.n_tokens {
             return Err(format!("sequences of {next} tokens in a run of {}", args.n_tokens));
         }
         Ok(())
@@ -413,6 +420,39 @@ impl RunArrays {
         }
         Ok(())
     }
+}
+
+/// That the state is the program's, and that every sequence has a slot of its own. `checked` ends with the state's generation.
+fn check_state(
+    executable: &Executable,
+    checked: &mut [u64],
+    args: &RunArgs<'_>,
+) -> Result<(), String> {
+    let layers = &executable.signature.state;
+    let pool = match (args.state, layers.is_empty()) {
+        (None, true) => return Ok(()),
+        (Some(pool), false) => pool,
+        (Some(_), true) => return Err("a recurrent state for a program without".into()),
+        (None, false) => {
+            return Err(format!(
+                "no recurrent state; the program has {} layers of it",
+                layers.len()
+            ));
+        }
+    };
+    if let Some(checked) = checked.last_mut().filter(|checked| **checked != pool.generation) {
+        pool.check(&executable.device, layers)?;
+        *checked = pool.generation;
+    }
+    for (i, seq) in args.seqs.iter().enumerate() {
+        let slot = seq.state_slot;
+        let taken = args.seqs.iter().take(i).any(|other| other.state_slot == slot);
+        if taken || slot >= pool.n_slots() {
+            let n = pool.n_slots();
+            return Err(format!("sequence {i} has slot {slot} of {n}, or another has it too"));
+        }
+    }
+    Ok(())
 }
 
 fn check_bounds(executable: &Executable, args: &RunArgs<'_>) -> Result<(), String> {

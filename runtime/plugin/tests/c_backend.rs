@@ -117,7 +117,13 @@ fn transfers() {
 fn weights() {
     let dir = tempfile::tempdir().unwrap();
     let device = device(dir.path());
-    let weight = WeightDesc { dtype: DType::F32, uses: weight_use::MATMUL, n_in: 3, n_rows: 2 };
+    let weight = WeightDesc {
+        dtype: DType::F32,
+        uses: weight_use::MATMUL,
+        n_in: 3,
+        n_rows: 2,
+        rows_per_expert: 0,
+    };
     let layout = device.weight_layout(&weight).unwrap();
     assert!(layout.is_native());
     assert_eq!(layout.bytes(weight.n_rows), Some(24));
@@ -176,6 +182,7 @@ fn runs_a_program() {
             scratch: &spans,
             seqs: &[],
             kv: &[],
+            state: None,
         };
         queue.run(&executable, &mut args).unwrap();
         assert_eq!(floats(&out[..32]), want);
@@ -192,6 +199,7 @@ fn runs_a_program() {
             scratch,
             seqs: &[],
             kv: &[],
+            state: None,
         };
         let error = queue.run(&executable, &mut args).unwrap_err();
         assert_eq!(error.kind, DeviceErrorKind::InvalidArgument);

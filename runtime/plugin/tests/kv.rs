@@ -75,6 +75,7 @@ fn tables_are_checked() {
             scratch: &[],
             seqs,
             kv: &[group],
+            state: None,
         };
         queue.run(&executable, &mut args)?;
         let at = |i: usize| f32::from_le_bytes(out[i..i + 4].try_into().unwrap());
@@ -86,6 +87,7 @@ fn tables_are_checked() {
         n_tokens,
         first_pos,
         tables,
+        state_slot: 0,
     };
     let (a, b) = (table(&[2, 1]), table(&[1]));
     let windowed = [BlockTable { blocks: &[2], first_pos: 8 }];

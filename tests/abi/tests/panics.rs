@@ -73,7 +73,13 @@ fn use_device(device: &Device) -> Result<(), DeviceError> {
     let other = device.alloc(&desc)?;
     drop(device.import(&desc, Arc::new(vec![0u8; 64]), 0..64)?);
     buffer.map()?;
-    let weight = WeightDesc { dtype: DType::F32, uses: weight_use::MATMUL, n_in: 4, n_rows: 1 };
+    let weight = WeightDesc {
+        dtype: DType::F32,
+        uses: weight_use::MATMUL,
+        n_in: 4,
+        n_rows: 1,
+        rows_per_expert: 0,
+    };
     device.weight_layout(&weight)?;
     let mut b = ProgramBuilder::new("identity");
     let x = b.input("x", DType::F32, &[Dim::NTokens, Dim::Fixed(4)]);
@@ -105,6 +111,7 @@ fn use_device(device: &Device) -> Result<(), DeviceError> {
         scratch: &[],
         seqs: &[],
         kv: &[],
+        state: None,
     };
     queue.run(&executable, &mut args)?;
     assert_eq!(output, input);

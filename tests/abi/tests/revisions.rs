@@ -63,7 +63,13 @@ fn round_trip(device: &Device) {
     p.output("y", y);
     let program = FfiProgram::new(&p.finish().unwrap());
     assert_eq!(device.supports(&program).unwrap(), [false]);
-    let weight = WeightDesc { dtype: DType::F32, uses: weight_use::MATMUL, n_in: 4, n_rows: 4 };
+    let weight = WeightDesc {
+        dtype: DType::F32,
+        uses: weight_use::MATMUL,
+        n_in: 4,
+        n_rows: 4,
+        rows_per_expert: 0,
+    };
     let error = device.weight_layout(&weight).unwrap_err();
     assert_eq!(error.kind, DeviceErrorKind::Unsupported);
     assert!(error.to_string().contains("this device runs no programs"), "{error}");

@@ -70,9 +70,9 @@ macro_rules! suite {
     };
 }
 
-suite!(cpu: embed matmul norm rope elementwise rows rank attention chain);
+suite!(cpu: embed matmul norm rope elementwise rows rank attention experts state chain);
 // The oracle keeps the promises too; that it computes rightly is held to values by hand in its own tests.
-suite!(reference: embed matmul norm rope elementwise rows rank attention chain);
+suite!(reference: embed matmul norm rope elementwise rows rank attention experts state chain);
 
 /// Backends that need a driver: everything in one test, so that an absent one is one skip.
 macro_rules! whole {
@@ -89,8 +89,19 @@ whole!(vulkan opencl openvino);
 /// A group that no test names would never run.
 #[test]
 fn every_group_is_named_here() {
-    let named =
-        ["embed", "matmul", "norm", "rope", "elementwise", "rows", "rank", "attention", "chain"];
+    let named = [
+        "embed",
+        "matmul",
+        "norm",
+        "rope",
+        "elementwise",
+        "rows",
+        "rank",
+        "attention",
+        "experts",
+        "state",
+        "chain",
+    ];
     let groups: Vec<_> = GROUPS.iter().map(|group| group.name).collect();
     assert_eq!(groups, named);
     let mut names = Vec::new();

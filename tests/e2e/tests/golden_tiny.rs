@@ -14,11 +14,22 @@
 use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use tegula::{Caps, DType, Model, ModelOptions, Outputs, PlanOptions, Runtime};
+use tegula::{Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, Runtime};
 use tegula_e2e::{TopLogits, argmax, f32s, golden, ids, json, kl, runtime_with};
 
 /// The folders whose architectures are implemented.
-const CASES: [&str; 8] = [
+const CASES: [&str; 19] = [
+    "gemma4",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_256",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_moe_256",
+    "qwen3_next",
     "llama256",
     "llama_bias",
     "llama_rope3",
@@ -37,34 +48,47 @@ const MARGIN_MIN: f64 = 0.01;
 
 #[test]
 fn reference() {
-    check("reference", None);
+    check("reference", None, &CASES);
 }
 
 #[test]
 fn reference_with_buffers_of_64_kib() {
-    check("reference", Some(64 << 10));
+    check("reference", Some(64 << 10), &CASES);
 }
 
 #[test]
 fn cpu() {
-    check("cpu", None);
+    check("cpu", None, &CASES);
+}
+
+/// What the first device lacks, or has no room for, runs on the second: experts and recurrent state are then in stages of their own.
+#[test]
+fn cpu_and_reference() {
+    check("cpu,reference", None, &["qwen3_5_moe"]);
 }
 
 /// A thread of this backend works in an area of its own, which is one buffer and takes 304 KiB.
 #[test]
 fn cpu_with_buffers_of_320_kib() {
-    check("cpu", Some(320 << 10));
+    check("cpu", Some(320 << 10), &CASES);
 }
 
-fn check(device: &str, max_buffer: Option<u64>) {
+fn check(device: &str, max_buffer: Option<u64>, cases: &[&str]) {
     let Some(root) = golden("tiny") else { return };
     let runtime = runtime_with(Caps { max_buffer, memory_limit: None });
-    for case in CASES {
+    for case in cases {
         let folder = root.join(case);
         let facts = json(folder.join("case.json"));
         for file in facts["files"].as_object().unwrap().keys() {
             let name = file.strip_prefix("model-").unwrap().strip_suffix(".gguf").unwrap();
-            let model = open(&runtime, &folder.join(file), device);
+            let model = match open(&runtime, &folder.join(file), device) {
+                // The oracle has every op; another device's author says which are still missing.
+                Err(error @ Error::OpsUnsupported { .. }) if device != "reference" => {
+                    println!("SKIPPED: {device} {case} {file}: {error}");
+                    continue;
+                }
+                opened => opened.unwrap_or_else(|e| panic!("{case} {file}: {e}")),
+            };
             if let Some(max) = max_buffer {
                 let devices = &model.plan().report.devices;
                 let chunks = devices.iter().flat_map(|d| &d.heaps).flat_map(|heap| &heap.chunks);
@@ -82,7 +106,7 @@ fn check(device: &str, max_buffer: Option<u64>) {
     }
 }
 
-fn open(runtime: &Runtime, path: &Path, device: &str) -> Model {
+fn open(runtime: &Runtime, path: &Path, device: &str) -> Result<Model, Error> {
     let plan = PlanOptions {
         n_ctx: Some(256),
         dtype_k: DType::F32,
@@ -91,8 +115,7 @@ fn open(runtime: &Runtime, path: &Path, device: &str) -> Model {
         ..PlanOptions::default()
     };
     let options = ModelOptions { device: Some(device.into()), plan, ..ModelOptions::default() };
-    let opened = Model::open(runtime, path, &options, &mut |_| {});
-    opened.unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    Model::open(runtime, path, &options, &mut |_| {})
 }
 
 /// The part of a prompt's data that a weight file is held against: the prompt's own, or that of the quantised type.

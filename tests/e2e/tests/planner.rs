@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use tegula::memory::plan::ChunkSource;
 use tegula::{DType, Error, Model, ModelOptions, Outputs, Plan, PlanOptions, Runtime};
-use tegula_e2e::{RandomModel, property};
+use tegula_e2e::{RandomModel, full, property};
 use test_tegula_fake::{BufferTypeConfig, DeviceConfig, Installed, LayoutConfig};
 
 /// `max_size` that is assumed where a device cannot say.
@@ -400,7 +400,9 @@ fn every_plan_is_sound() {
     });
     let counts = counts.get();
     println!("plans, bounded by memory, refusals: {counts:?}");
-    assert!(counts[0] > 20 && counts[1] > 0 && counts[2] > 20, "{counts:?}: cases are lopsided");
+    assert!(counts[0] > 20 && counts[2] > 20, "{counts:?}: cases are lopsided");
+    // One in 30 cases: a few hundred are sure to have some, a short run may have none.
+    assert!(counts[1] > 0 || !full(), "{counts:?}: memory never decides");
 }
 
 fn check_plan(case: &Case, plan: &Plan) {

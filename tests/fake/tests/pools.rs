@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use tegula::memory::plan::{ChunkReport, HeapReport};
 use tegula::{
-    Caps, DeviceCap, Error, Limit, Model, ModelOptions, Outputs, Plan, PlanOptions,
-    RegistryOptions, Runtime, RuntimeOptions, Sequence,
+    DeviceCap, Error, Limit, Model, ModelOptions, Outputs, Plan, PlanOptions, RegistryOptions,
+    Runtime, RuntimeOptions, Sequence,
 };
 use tegula_abi::POOL_HOST;
 use tegula_e2e::TinyLlama;
@@ -45,7 +45,7 @@ impl Bench {
     fn runtime(&self) -> Runtime {
         let registry =
             RegistryOptions { explicit: vec![self.fake.plugin.clone()], standard: false };
-        Runtime::new(&RuntimeOptions { registry, caps: Caps::default() })
+        Runtime::new(&RuntimeOptions { registry, ..Default::default() })
     }
 
     /// On all devices of the fake.

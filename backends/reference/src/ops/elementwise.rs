@@ -22,6 +22,15 @@ pub(crate) fn glu(activation: Activation, gate: &mut [f32], up: &[f32]) {
     combine(gate, up, |gate, up| activate(activation, gate) * up);
 }
 
+/// `a / (1 + exp(-alpha a)) * (b + 1)` of the two sides within `limit`.
+pub(crate) fn glu_clamped(alpha: f32, limit: f32, gate: &mut [f32], up: &[f32]) {
+    let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+    combine(gate, up, |gate, up| {
+        let gate = gate.min(limit);
+        gate / (1.0 + (-alpha * gate).exp()) * (up.max(-limit).min(limit) + 1.0)
+    });
+}
+
 /// `act(x)`.
 pub(crate) fn unary(activation: Activation, x: &mut [f32]) {
     each(x, |x| activate(activation, x));

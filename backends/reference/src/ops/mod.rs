@@ -2,11 +2,13 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod kv;
 mod matmul;
 mod norm;
 mod rope;
 mod rows;
+mod state;
 
 use crate::values::Values;
 use tegula_sdk::program::{Op, OpKind, Rope, ValueId};
@@ -116,14 +118,52 @@ pub(crate) fn run(values: &Values<'_>, op: &Op) -> Result<()> {
             values.put_i32s(args.output(0)?, &ids)?;
             values.put_f32s(args.output(1)?, &best)
         }
-        OpKind::MatmulExperts { .. }
-        | OpKind::RouterTopk { .. }
-        | OpKind::CombineExperts
-        | OpKind::L2Norm { .. }
-        | OpKind::ConvState { .. }
-        | OpKind::GatedDelta { .. }
-        | OpKind::SliceGroups { .. }
-        | OpKind::GluClamped { .. } => Err(Error::unsupported(args.op.kind.name())),
+        OpKind::MatmulExperts { n_expert } => {
+            let bias = op.inputs.get(3).map(|id| values.matrix(*id)).transpose()?;
+            let (ids, k) = (args.i32s(2)?, args.row_len(2)?);
+            let weight = values.matrix(args.input(1)?)?;
+            args.put(&experts::matmul(&args.f32s(0)?, weight, &ids, bias, (n_expert, k))?)
+        }
+        OpKind::RouterTopk { k, gating, normalise, scale } => {
+            let (router, n) = (experts::Router { k, gating, normalise, scale }, args.row_len(0)?);
+            let (logits, bias) = (args.f32s(0)?, args.opt_f32s(1)?);
+            let (ids, weights) = experts::router(&logits, bias.as_deref(), n, &router)?;
+            values.put_i32s(args.output(0)?, &ids)?;
+            values.put_f32s(args.output(1)?, &weights)
+        }
+        OpKind::CombineExperts => {
+            let k = args.row_len(1)?;
+            args.put(&experts::combine(&args.f32s(0)?, &args.f32s(1)?, k, args.row_len(0)? / k)?)
+        }
+        OpKind::L2Norm { eps, n } => args.map(|x| norm::l2_norm(x, eps, n as usize)),
+        OpKind::ConvState { state_layer } => {
+            let (x, weight) = (args.f32s(0)?, values.matrix(args.input(1)?)?);
+            let bias = args.opt_f32s(2)?;
+            args.put(&state::conv(values, state_layer, &x, weight, bias.as_deref())?)
+        }
+        OpKind::GatedDelta {
+            state_layer,
+            n_head_k,
+            n_head_v,
+            head_dim_k,
+            head_dim_v,
+            order,
+            scale,
+        } => {
+            let heads =
+                state::GatedDelta { n_head_k, n_head_v, head_dim_k, head_dim_v, order, scale };
+            let [q, k, v] = [args.f32s(0)?, args.f32s(1)?, args.f32s(2)?];
+            let inputs = [q, k, v, args.f32s(3)?, args.f32s(4)?];
+            args.put(&state::gated_delta(values, state_layer, &inputs, &heads)?)
+        }
+        OpKind::SliceGroups { group, begin, len } => {
+            let [group, begin, len] = [group, begin, len].map(|n| n as usize);
+            args.put(&rows::slice(&args.f32s(0)?, group, begin, len)?)
+        }
+        OpKind::GluClamped { alpha, limit } => {
+            let up = args.f32s(1)?;
+            args.map(|gate| elementwise::glu_clamped(alpha, limit, gate, &up))
+        }
     }
 }
 

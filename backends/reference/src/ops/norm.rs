@@ -12,6 +12,15 @@ pub(crate) fn rms_norm(x: &mut [f32], weight: Option<&[f32]>, eps: f32, n: usize
     }
 }
 
+/// `x / sqrt(sum(x^2) + eps)`.
+pub(crate) fn l2_norm(x: &mut [f32], eps: f32, n: usize) {
+    for group in x.chunks_exact_mut(n) {
+        let sum = group.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        let root = (sum + f64::from(eps)).sqrt();
+        group.iter_mut().for_each(|x| *x = (f64::from(*x) / root) as f32);
+    }
+}
+
 /// `(x - mean) / sqrt(variance + eps) * weight + bias`.
 pub(crate) fn layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, n: usize) {
     for group in x.chunks_exact_mut(n) {

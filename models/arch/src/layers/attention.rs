@@ -1,6 +1,6 @@
 //! Grouped-query self-attention with rotary positions.
 
-use tegula_program::{Norm, Rope, ValueId};
+use tegula_program::{Activation, Norm, Rope, ValueId};
 
 use crate::graph::{Bias, Graph};
 use crate::hparams::{Hparams, LayerHparams};
@@ -20,6 +20,10 @@ pub(crate) struct Attention {
     pub(crate) output_bias: Bias,
     /// Norm of every query and key head before rope, with this epsilon.
     pub(crate) qk_norm_eps: Option<f32>,
+    /// `attn_q` makes for each head its query and a gate; what the head gives is multiplied by the gate's sigmoid.
+    pub(crate) gated: bool,
+    /// Each head has a sink in its softmax.
+    pub(crate) sinks: bool,
     /// Multiplies scores.
     pub(crate) scale: f32,
     /// Bounds scores; 0 for not.
@@ -42,6 +46,8 @@ impl Attention {
             qkv_bias: Bias::None,
             output_bias: Bias::None,
             qk_norm_eps: None,
+            gated: false,
+            sinks: false,
             scale: hparams.attention_scale(),
             softcap: 0.0,
             window: 0,
@@ -50,7 +56,7 @@ impl Attention {
 
     /// Layers of a group share block tables, so they keep the same positions. All layers keep everything now; layers with a
     /// window could have a group of their own that forgets.
-    fn kv_group(&self) -> u32 {
+    pub(crate) fn kv_group() -> u32 {
         0
     }
 }
@@ -61,7 +67,14 @@ pub(crate) fn attention(g: &mut Graph<'_>, il: u32, x: ValueId, a: &Attention) -
     let [dim_k, dim_v] = [a.head_dim_k, a.head_dim_v].map(u64::from);
     let name = |part: &str| format!("blk.{il}.{part}");
 
-    let mut q = g.linear(x, &name("attn_q"), [n_head * dim_k, n_embd], a.qkv_bias);
+    let parts = if a.gated { 2 } else { 1 };
+    let mut q = g.linear(x, &name("attn_q"), [n_head * dim_k * parts, n_embd], a.qkv_bias);
+    let mut gate = None;
+    if a.gated {
+        let both = a.head_dim_k * 2; // per head: the query, then the gate
+        gate = Some(g.ops.slice_groups(q, both, a.head_dim_k, a.head_dim_k));
+        q = g.ops.slice_groups(q, both, 0, a.head_dim_k);
+    }
     let mut k = g.linear(x, &name("attn_k"), [n_head_kv * dim_k, n_embd], a.qkv_bias);
     let v = g.linear(x, &name("attn_v"), [n_head_kv * dim_v, n_embd], a.qkv_bias);
 
@@ -73,9 +86,13 @@ pub(crate) fn attention(g: &mut Graph<'_>, il: u32, x: ValueId, a: &Attention) -
     q = g.ops.rope(q, g.positions, a.rope_factors, a.rope);
     k = g.ops.rope(k, g.positions, a.rope_factors, a.rope);
 
-    let kv = g.kv_layer(a.kv_group(), a.n_head_kv, [a.head_dim_k, a.head_dim_v]);
+    let kv = g.kv_layer(Attention::kv_group(), a.n_head_kv, [a.head_dim_k, a.head_dim_v]);
     g.ops.kv_store(kv, k, v);
     // [n_tokens, n_head * dim_v]
-    let heads = g.ops.attention(kv, q, None, a.n_head, a.scale, a.softcap, a.window);
+    let sinks = a.sinks.then(|| g.vector(&name("attn_sinks.weight"), a.n_head));
+    let mut heads = g.ops.attention(kv, q, sinks, a.n_head, a.scale, a.softcap, a.window);
+    if let Some(gate) = gate {
+        heads = g.ops.glu(Activation::Sigmoid, gate, heads);
+    }
     g.linear(heads, &name("attn_output"), [n_embd, n_head * dim_v], a.output_bias)
 }

@@ -37,6 +37,7 @@ struct Gemma3 {
 }
 
 pub(crate) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> {
+    keys.refuse_experts()?;
     let hparams = Hparams::read(keys)?;
     let rope = rope::read(keys, RopeStyle::Neox, &hparams)?;
     let base_windowed = rope::base(keys, "rope.freq_base_swa")?;

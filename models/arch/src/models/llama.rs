@@ -5,19 +5,21 @@
 //! - Llama 3.1's rope scaling is in `rope_freqs.weight`, one divisor per frequency.
 //! - Biases are used where a file has them; the published Llamas have none.
 //! - Mistral 0.1's sliding window holds for all layers.
+//! - Mixtral (Jiang et al., "Mixtral of Experts") has experts in place of the MLP: two of eight, their weights a softmax over the two.
 
 use tegula_program::{Activation, Rope, RopeStyle, ValueId};
 
 use crate::ArchError;
 use crate::graph::{Bias, Graph};
-use crate::hparams::{Hparams, Keys};
-use crate::layers::{Attention, Mlp, attention, mlp, output};
+use crate::hparams::{ExpertHparams, Hparams, Keys};
+use crate::layers::{Attention, Mlp, Moe, attention, mlp, moe, output};
 use crate::registry::Architecture;
 use crate::rope;
 
 #[derive(Debug)]
 struct Llama {
     hparams: Hparams,
+    experts: Option<ExpertHparams>,
     rope: Rope,
     /// 0 for none.
     window: u32,
@@ -25,9 +27,10 @@ struct Llama {
 
 pub(crate) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> {
     let hparams = Hparams::read(keys)?;
+    let experts = ExpertHparams::read(keys, &hparams)?;
     let rope = rope::read(keys, RopeStyle::Adjacent, &hparams)?;
     let window = keys.opt_u32("attention.sliding_window", 0..=u32::MAX)?.unwrap_or(0);
-    Ok(Box::new(Llama { hparams, rope, window }))
+    Ok(Box::new(Llama { hparams, experts, rope, window }))
 }
 
 impl Architecture for Llama {
@@ -60,10 +63,14 @@ impl Architecture for Llama {
             }
             x = g.ops.add(x, h);
 
-            let (activation, bias) = (Activation::Silu, Bias::IfPresent);
-            let how = Mlp { n_embd: hp.n_embd, n_ff: layer.n_ff, activation, bias };
             let h = g.rms_norm(x, &format!("blk.{il}.ffn_norm"), norm);
-            let h = mlp(g, il, h, &how);
+            let (activation, bias) = (Activation::Silu, Bias::IfPresent);
+            let h = match self.experts {
+                None => {
+                    mlp(g, il, h, &Mlp { n_embd: hp.n_embd, n_ff: layer.n_ff, activation, bias })
+                }
+                Some(experts) => moe(g, il, h, &Moe::new(hp.n_embd, experts)),
+            };
             x = g.ops.add(x, h);
         }
         g.ops.layer(None);

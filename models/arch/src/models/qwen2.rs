@@ -1,5 +1,6 @@
 //! Qwen 2 and 2.5 ("Qwen2 Technical Report"): Llama's form, with biases on queries, keys and values, and rope that turns the
-//! halves of a head.
+//! halves of a head. The mixture (`qwen2moe`) has experts and a shared expert with a gate; the experts' weights are their softmax over all
+//! experts, as they are.
 //!
 //! Sliding windows of the original configuration are off in all published models and not in files: every layer sees everything.
 
@@ -7,21 +8,30 @@ use tegula_program::{Activation, Rope, RopeStyle, ValueId};
 
 use crate::ArchError;
 use crate::graph::{Bias, Graph};
-use crate::hparams::{Hparams, Keys};
-use crate::layers::{Attention, Mlp, attention, mlp, output};
+use crate::hparams::{ExpertHparams, Hparams, Keys};
+use crate::layers::{Attention, Mlp, Moe, attention, mlp, moe, output};
 use crate::registry::Architecture;
 use crate::rope;
 
 #[derive(Debug)]
 struct Qwen2 {
     hparams: Hparams,
+    experts: Option<ExpertHparams>,
     rope: Rope,
 }
 
 pub(crate) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> {
+    keys.refuse_experts()?;
     let hparams = Hparams::read(keys)?;
     let rope = rope::read(keys, RopeStyle::Neox, &hparams)?;
-    Ok(Box::new(Qwen2 { hparams, rope }))
+    Ok(Box::new(Qwen2 { hparams, experts: None, rope }))
+}
+
+pub(crate) fn read_moe(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> {
+    let hparams = Hparams::read(keys)?;
+    let experts = Some(ExpertHparams::required(keys, &hparams)?);
+    let rope = rope::read(keys, RopeStyle::Neox, &hparams)?;
+    Ok(Box::new(Qwen2 { hparams, experts, rope }))
 }
 
 impl Architecture for Qwen2 {
@@ -52,9 +62,15 @@ impl Architecture for Qwen2 {
             x = g.ops.add(x, h);
 
             let (activation, bias) = (Activation::Silu, Bias::None);
-            let how = Mlp { n_embd: hp.n_embd, n_ff: layer.n_ff, activation, bias };
             let h = g.rms_norm(x, &format!("blk.{il}.ffn_norm"), norm);
-            let h = mlp(g, il, h, &how);
+            let h = match self.experts {
+                None => {
+                    mlp(g, il, h, &Mlp { n_embd: hp.n_embd, n_ff: layer.n_ff, activation, bias })
+                }
+                Some(experts) => {
+                    moe(g, il, h, &Moe { normalise: false, ..Moe::new(hp.n_embd, experts) })
+                }
+            };
             x = g.ops.add(x, h);
         }
         g.ops.layer(None);

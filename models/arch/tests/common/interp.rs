@@ -359,7 +359,7 @@ fn experts(op: &Op, inputs: &[&Mat]) -> Option<Vec<Mat>> {
                 match gating {
                     RouterGating::Softmax => softmax(&mut p),
                     RouterGating::Sigmoid => {
-                        p.iter_mut().for_each(|p| *p = 1.0 / (1.0 + (-*p).exp()))
+                        p.iter_mut().for_each(|p| *p = 1.0 / (1.0 + (-*p).exp()));
                     }
                     RouterGating::SoftmaxSelected => {}
                 }

@@ -82,6 +82,8 @@ impl Chat<'_> {
         // At least one token must be evaluated to have logits to choose from.
         let same = same.min(tokens.len().saturating_sub(1));
         sequence.truncate(u32::try_from(same).unwrap_or(u32::MAX));
+        // A model that cannot go back forgets all.
+        let same = same.min(sequence.n_past() as usize);
         self.evaluated.truncate(same);
         let new = tokens.get(same..).unwrap_or(&[]);
         let mut written = Ok(());

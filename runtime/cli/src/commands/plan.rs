@@ -73,6 +73,10 @@ fn text(plan: &PlanReport, width: Option<usize>) -> String {
         ("parallel", parallel(&plan.parallel)),
         ("ubatch", ubatch),
     ];
+    if context.state_bytes_per_sequence > 0 {
+        let bytes = format_size(context.state_bytes_per_sequence);
+        lines.push(("state", format!("{bytes} for each sequence, whatever its length")));
+    }
     lines.extend(plan.stages.iter().enumerate().map(|(index, s)| ("stage", stage(index, s))));
     lines.extend(plan.notes.iter().map(|note| ("note", note.clone())));
     let mut lines: Vec<String> = lines
@@ -144,7 +148,8 @@ fn heap_text(heap: &HeapReport, width: Option<usize>) -> String {
     // Chunks alike are one row: a plan of a thousand KV chunks is read at a glance.
     let mut groups: BTreeMap<(usize, &str, &str, &str), Vec<&ChunkReport>> = BTreeMap::new();
     for chunk in heap.chunks.iter().chain(&heap.loading) {
-        let order = ["weights", "kv", "scratch", "logits", "activations", "compile", "staging"];
+        let order =
+            ["weights", "kv", "state", "scratch", "logits", "activations", "compile", "staging"];
         let place = order.iter().position(|usage| *usage == chunk.usage).unwrap_or(order.len());
         let key = (place, chunk.usage, chunk.buffer_type.as_str(), chunk.source);
         groups.entry(key).or_default().push(chunk);

@@ -202,7 +202,7 @@ impl Spec {
                 positions[seq] += n_tokens;
                 let tables =
                     pools.iter_mut().map(|pool| pool.grow(seq, first_pos, n_tokens)).collect();
-                step.seqs.push(SeqStep { n_tokens, first_pos, tables });
+                step.seqs.push(SeqStep { n_tokens, first_pos, slot: 0, tables });
                 step.n_tokens += n_tokens;
             }
             for _ in 0..self.n_layers {

@@ -3,11 +3,13 @@
 pub(crate) mod attention;
 pub(crate) mod chain;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod matrix;
 pub(crate) mod norm;
 pub(crate) mod rank;
 pub(crate) mod rope;
 pub(crate) mod rows;
+pub(crate) mod state;
 
 use crate::case::{Case, Step, WeightData};
 use crate::data::{Rng, f32_bytes};

@@ -17,6 +17,14 @@ pub(crate) fn cases() -> Result<Vec<Case>> {
             vec![b.slice(x[0], begin, len)]
         })?);
     }
+    for (n, group, begin, len) in
+        [(1u64, 33, 7, 11), (16, 512, 0, 256), (16, 512, 256, 256), (67, 3, 2, 1), (9, 64, 0, 64)]
+    {
+        let name = format!("slice_groups/{len} from {begin} of {n} times {group}");
+        out.push(simple(&name, COPY, (&[n * u64::from(group)], 3.0), &[], |b, x, _| {
+            vec![b.slice_groups(x[0], group, begin, len)]
+        })?);
+    }
     for (p, q) in [(1, 1), (33, 7), (1, 160), (4097, 3)] {
         let name = format!("concat/{p} and {q}");
         out.push(simple(&name, COPY, (&[p, q], 3.0), &[], |b, x, _| vec![b.concat(x[0], x[1])])?);

@@ -45,7 +45,13 @@ pub(super) fn wrong_arguments(backend: &Backend, index: u32, _: &Backend) -> Res
     let missing = Device::open(backend, 1 << 20, DeviceOptions::default());
     refused(&rig, "a device that is not there", missing, &[NotFound])?;
     // Rows that are no whole number of blocks.
-    let broken = WeightDesc { dtype: DType::Q4_K, uses: weight_use::MATMUL, n_in: 100, n_rows: 4 };
+    let broken = WeightDesc {
+        dtype: DType::Q4_K,
+        uses: weight_use::MATMUL,
+        n_in: 100,
+        n_rows: 4,
+        rows_per_expert: 0,
+    };
     let kinds = [InvalidArgument, Unsupported, BadAnswer];
     refused(&rig, "a weight of broken blocks", rig.device.weight_layout(&broken), &kinds)?;
     // A layout that the device never gave.
@@ -64,7 +70,13 @@ pub(super) fn wrong_arguments(backend: &Backend, index: u32, _: &Backend) -> Res
     let binding = WeightBinding { value, tiles: vec![tile.clone()] };
     let compiled = rig.device.compile(&FfiProgram::new(&program), &options, &[binding]);
     refused(&rig, "a tile in a layout that is not its own", compiled, &kinds)?;
-    let desc = WeightDesc { dtype: DType::F32, uses: weight_use::MATMUL, n_in: 32, n_rows: 2 };
+    let desc = WeightDesc {
+        dtype: DType::F32,
+        uses: weight_use::MATMUL,
+        n_in: 32,
+        n_rows: 2,
+        rows_per_expert: 0,
+    };
     let uploaded = rig.queue.upload(&desc, &tile, &[0; 256]);
     refused(&rig, "an upload to a layout that is not its own", uploaded, &kinds)?;
     still_works(&mut rig)

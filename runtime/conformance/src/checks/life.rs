@@ -111,6 +111,7 @@ impl Doubler {
             scratch: &spans,
             seqs: &[],
             kv: &[],
+            state: None,
         };
         queue.run(&self.executable, &mut args)?;
         let got = crate::data::f32s(host.1.get());

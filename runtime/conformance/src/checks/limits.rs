@@ -108,7 +108,13 @@ pub(super) fn far_weights(backend: &Backend, index: u32, _: &Backend) -> Result<
     let program = b.finish()?;
     let weights = rng.vec(N * N, 1.0);
     let x = rng.vec(3 * N, 1.0);
-    let desc = WeightDesc { dtype: DType::F32, uses: weight_use::MATMUL, n_in: N, n_rows: N };
+    let desc = WeightDesc {
+        dtype: DType::F32,
+        uses: weight_use::MATMUL,
+        n_in: N,
+        n_rows: N,
+        rows_per_expert: 0,
+    };
     let layout = rig.device.weight_layout(&desc)?;
     let bytes = layout.bytes(N).unwrap_or(u64::MAX);
     let buffer = Arc::new(rig.device.alloc(&self::desc(size, buffer_type))?);
@@ -142,6 +148,7 @@ pub(super) fn far_weights(backend: &Backend, index: u32, _: &Backend) -> Result<
         scratch: &spans,
         seqs: &[],
         kv: &[],
+        state: None,
     };
     rig.queue.run(&executable, &mut args)?;
     let rows = x.chunks_exact(64).flat_map(|x| {

@@ -160,6 +160,7 @@ impl KvShape {
                         .checked_mul(u64::from(n_blocks))
                         .ok_or_else(|| Error::Overflow { what: format!("{n_blocks} KvBlocks") })?,
                     alignment: self.alignment,
+                    rows_per_expert: 0,
                 });
             }
         }

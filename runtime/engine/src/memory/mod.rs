@@ -3,6 +3,7 @@
 pub mod context;
 pub mod kv;
 pub mod plan;
+pub mod state;
 mod svg;
 pub mod tiling;
 pub mod units;

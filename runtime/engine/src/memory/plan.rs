@@ -2,6 +2,7 @@
 
 use crate::memory::context::ContextChoice;
 use crate::memory::kv::KvShape;
+use crate::memory::state::StateShape;
 use serde::Serialize;
 use tegula_plugin::{Figure, FigureSource, FigureState, ScratchDesc};
 use tegula_program::ValueId;
@@ -85,6 +86,8 @@ pub struct StagePlan {
     pub weights: WeightsPlan,
     /// Its part of the KV cache; without layers if it has none.
     pub kv: KvShape,
+    /// Its part of the recurrent state; without layers if it has none.
+    pub state: StateShape,
     /// Scratch of a run of this stage. Stages of a device use the same chunks, one after the other.
     pub scratch: Vec<ScratchDesc>,
     /// Bytes of device memory that compiling takes outside buffers.
@@ -210,10 +213,18 @@ pub struct ContextReport {
     pub kv_bytes_per_token: u64,
     /// Bytes of the whole cache.
     pub kv_bytes: u64,
+    /// Bytes of recurrent state of one sequence, whatever its length.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub state_bytes_per_sequence: u64,
     /// Tokens of a KvBlock.
     pub block_len: u32,
     /// Tokens of a segment, the step by which the cache grows.
     pub segment_tokens: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that the derive calls")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// A stage of a plan.
@@ -296,7 +307,7 @@ pub struct HeapReport {
 /// A chunk of a plan: one buffer of the backend, or memory beside buffers.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChunkReport {
-    /// `weights`, `kv`, `scratch`, `logits`, `activations` (what crosses between stages), `compile` or, while loading, `staging` (the tile
+    /// `weights`, `kv`, `state`, `scratch`, `logits`, `activations` (what crosses between stages), `compile` or, while loading, `staging` (the tile
     /// that is being uploaded).
     pub usage: &'static str,
     /// The buffer type's name; `host` for memory of the core itself.

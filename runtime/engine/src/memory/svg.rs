@@ -262,12 +262,13 @@ type Group<'a> = (&'static str, Vec<&'a ChunkReport>);
 
 /// Weights, KV cache, and the small rest, which shares courses.
 fn groups(heap: &HeapReport) -> Vec<Group<'_>> {
+    let keeps = |c: &ChunkReport| c.usage == "kv" || c.usage == "state";
     let of = |test: &dyn Fn(&ChunkReport) -> bool| heap.chunks.iter().filter(|c| test(c)).collect();
     vec![
         ("Weights, in place", of(&|c| c.usage == "weights" && c.source == "mapped")),
         ("Weights", of(&|c| c.usage == "weights" && c.source != "mapped")),
-        ("KV cache", of(&|c| c.usage == "kv")),
-        ("Scratch and the rest", of(&|c| c.usage != "weights" && c.usage != "kv")),
+        ("KV cache and recurrent state", of(&|c| keeps(c))),
+        ("Scratch and the rest", of(&|c| c.usage != "weights" && !keeps(c))),
         ("While loading", heap.loading.iter().collect()),
     ]
 }
@@ -380,6 +381,7 @@ mod tests {
                 kv_type_v: "F16".into(),
                 kv_bytes_per_token: 4,
                 kv_bytes: 256,
+                state_bytes_per_sequence: 0,
                 block_len: 32,
                 segment_tokens: 64,
             },

@@ -20,6 +20,8 @@ pub struct Item {
     pub group_bytes: u64,
     /// Alignment of a tile's first byte inside its chunk.
     pub alignment: u64,
+    /// Rows of one expert, where the item is a stack of them; 0 where it is none. A cut that can be between two experts is.
+    pub rows_per_expert: u64,
 }
 
 impl Item {
@@ -47,6 +49,22 @@ impl Item {
         let run = self.groups_per_alignment().checked_mul(self.group_bytes);
         // A run may begin at the last byte of a unit.
         fits(begin % unit, self.bytes().ok()) || fits(unit - 1, run)
+    }
+
+    /// How many groups to take from `group` on where `room` would fit: up to the end of an expert where one fits, so that the ops that read one
+    /// find it in one chunk. A multiple of `unit`, so that the next tile is aligned; 0 if not even one unit fits.
+    fn cut(&self, group: u64, room: u64, unit: u64) -> u64 {
+        let per_expert = self.rows_per_expert / self.rows_per_group.max(1);
+        let cut = |n: u64| n - n % unit.max(1);
+        let whole = match (group + room).checked_rem(per_expert) {
+            // The end of the last expert that fits, counted from the cut before.
+            Some(over) => room.saturating_sub(over),
+            None => 0,
+        };
+        match cut(whole) {
+            n if n == whole && n > 0 => n,
+            _ => cut(room),
+        }
     }
 
     /// Bytes of the whole item.
@@ -134,7 +152,8 @@ pub fn pack(items: &[Item], limits: ChunkLimits) -> Result<Packing, Error> {
         let per_chunk = limits.groups_per_chunk(item)?;
         let mut group = 0;
         while group < item.n_groups() {
-            let n = per_chunk.min(item.n_groups() - group);
+            let left = item.n_groups() - group;
+            let n = if per_chunk >= left { left } else { item.cut(group, per_chunk, 1) };
             let first_row = group * item.rows_per_group;
             out.chunks.push(n * item.group_bytes);
             out.tiles.push(TileSpec {
@@ -210,7 +229,7 @@ pub fn pack_file(
                 Some(0) => return Err(limits.too_big(item)),
                 Some(n) if n >= item.n_groups() - group => item.n_groups() - group,
                 // A cut in the middle must leave the next tile aligned.
-                Some(n) => match n - n % item.groups_per_alignment() {
+                Some(n) => match item.cut(group, n, item.groups_per_alignment()) {
                     0 => return Err(limits.too_big(item)),
                     n => n,
                 },
@@ -241,7 +260,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn item(n_rows: u64, rows_per_group: u64, group_bytes: u64, alignment: u64) -> Item {
-        Item { name: "w".into(), n_rows, rows_per_group, group_bytes, alignment }
+        let rows_per_expert = 0;
+        Item { name: "w".into(), n_rows, rows_per_group, group_bytes, alignment, rows_per_expert }
     }
 
     /// Every row once and in order, no chunk over the limit, no two tiles on the same bytes: else a weight is read wrong.
@@ -321,6 +341,29 @@ mod tests {
                         assert!(group_bytes + unit > max_size, "{begin} {group_bytes} {max_size}");
                     }
                 }
+            }
+        }
+    }
+
+    /// An expert that lies in two chunks costs each of its products a second pass: it happens only where one chunk cannot hold it.
+    #[test]
+    fn stacks_are_cut_between_experts() {
+        for (rows_per_expert, max_size, cuts) in [
+            (8, 1000, [8, 16, 24].as_slice()),
+            (8, 1700, &[16]),
+            (8, 799, &[7, 8, 15, 16, 23, 24, 31]),
+            (8, 3200, &[]),
+            (0, 1000, &[10, 20, 30]),
+        ] {
+            let stack = Item { rows_per_expert, ..item(32, 1, 100, 1) };
+            let limits = ChunkLimits { max_size, preferred: max_size };
+            let items = [stack];
+            let (packed, in_file) =
+                (pack(&items, limits).unwrap(), pack_file(&items, &[300], 1, limits).unwrap());
+            for packing in [packed, in_file] {
+                check(&items, &packing, limits);
+                let firsts: Vec<u64> = packing.tiles.iter().skip(1).map(|t| t.first_row).collect();
+                assert_eq!(firsts, cuts, "{rows_per_expert} {max_size}");
             }
         }
     }

@@ -13,6 +13,7 @@ mod remedies;
 mod report;
 mod slots;
 mod stage;
+mod supports;
 
 pub use assign::{PlaceRule, Split};
 pub(crate) use remedies::Attempt;
@@ -21,6 +22,7 @@ pub(crate) use stage::{Bounds, max_size, weight_desc};
 use crate::measure::faster_type;
 use crate::memory::kv::{KvShape, block_len, bytes_per_token};
 use crate::memory::plan::{MemoryTypes, Plan, StagePlan};
+use crate::memory::state::StateShape;
 use crate::memory::units::format_size;
 use crate::partition::{Stage, partition};
 use crate::runtime::{DeviceEntry, Runtime};
@@ -29,6 +31,7 @@ use budget::{Budget, Taker};
 use free::FreeMemory;
 use slots::{Slot, slots};
 use stage::{Places, plan_memory, plan_weights};
+use supports::supports;
 use tegula_gguf::Gguf;
 use tegula_plugin::{Device, DeviceError, ScratchDesc};
 use tegula_program::ffi::FfiProgram;
@@ -126,9 +129,8 @@ impl Planner<'_> {
         let pinned = self.pin_ops()?;
         self.leave_slow_memory();
         let free = FreeMemory::read(self.runtime, &self.devices);
-        let whole = FfiProgram::new(self.program);
         let supports: Result<Vec<Vec<bool>>, DeviceError> =
-            self.devices.iter().map(|d| d.device.supports(&whole)).collect();
+            self.devices.iter().map(|d| supports(&d.device, self.program)).collect();
         let supports = supports?;
         let names: Vec<String> = self.devices.iter().map(|d| d.entry.id()).collect();
         let n_filled = if self.options.split == Split::None { 1 } else { n_selected };
@@ -230,6 +232,7 @@ impl Planner<'_> {
                 memory,
                 weights: plan_weights(stage, gguf, &open.device, &places.weights, mmap)?,
                 kv: kv_shape(stage, n_ctx, block, &places),
+                state: self.state_shape(stage, &places),
                 scratch: Vec::new(),
                 compile_device_bytes: 0,
                 compile_host_bytes: 0,
@@ -249,6 +252,12 @@ impl Planner<'_> {
             n_seqs,
             n_ctx,
         }
+    }
+
+    fn state_shape(&self, stage: &Stage, places: &Places<'_>) -> StateShape {
+        let alignment = places.kv.buffer_type.alignment.max(1);
+        let n_slots = self.options.n_parallel.max(1);
+        StateShape::new(&stage.program.state_layers, n_slots, places.kv.limits, alignment)
     }
 
     fn open(&self, device: usize) -> Result<&OpenDevice> {
@@ -327,6 +336,7 @@ impl Planner<'_> {
             let tokens = per_token.saturating_mul(bounds.n_ctx.into());
             let taken = plan.kv.bytes_taken(places.kv.buffer_type.granularity)?;
             budget.take(by(&places.kv), taken.saturating_sub(tokens));
+            budget.take(by(&places.kv), plan.state.planned_bytes()?);
         }
         budget.take_host(self.logits_bytes(bounds)?);
         budget.take_host(self.activation_bytes(stages, bounds)?);

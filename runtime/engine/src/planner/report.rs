@@ -6,6 +6,7 @@ use super::{OpenDevice, Planner};
 use crate::Result;
 use crate::memory::kv::{KvShape, bytes_per_token};
 use crate::memory::plan::*;
+use crate::memory::state::StateShape;
 use crate::partition::Stage;
 use tegula_plugin::{Heap, POOL_HOST};
 use tegula_program::ffi::FfiProgram;
@@ -31,6 +32,7 @@ pub(super) fn empty(planner: &Planner<'_>) -> PlanReport {
             kv_type_v: options.dtype_v.name().to_owned(),
             kv_bytes_per_token: bytes_per_token(&program.kv_layers),
             kv_bytes: 0,
+            state_bytes_per_sequence: 0,
             block_len: 0,
             segment_tokens: 0,
         },
@@ -62,6 +64,7 @@ pub(super) fn fill(
     report.context.block_len = plan.block_len;
     for stage in &plan.stages {
         report.context.kv_bytes += stage.kv.bytes()?;
+        report.context.state_bytes_per_sequence += stage.state.sequence_bytes();
         let tokens = stage.kv.segment_blocks * stage.kv.block_len;
         report.context.segment_tokens = report.context.segment_tokens.max(tokens);
     }
@@ -126,6 +129,11 @@ fn fill_device(
         }
         for segment in 0..part.kv.n_segments() {
             for chunk in kv_reports(stage, &part.kv, segment, &places.kv)? {
+                push(&places.kv, chunk);
+            }
+        }
+        for slot in 0..part.state.n_slots {
+            for chunk in state_reports(stage, &part.state, slot, &places.kv)? {
                 push(&places.kv, chunk);
             }
         }
@@ -308,6 +316,34 @@ fn kv_reports(
                 tensor: format!("kv.{layer}.{side}"),
                 first_row: u64::from(segment) * u64::from(kv.segment_blocks * kv.block_len),
                 n_rows: u64::from(kv.blocks_of(segment)) * u64::from(kv.block_len),
+                offset: tile.offset,
+                size: tile.size,
+            });
+        }
+    }
+    Ok(chunks)
+}
+
+/// The chunks of one sequence's recurrent state, its tiles named by layer and op.
+fn state_reports(
+    stage: &Stage,
+    state: &StateShape,
+    slot: u32,
+    at: &Place<'_>,
+) -> Result<Vec<ChunkReport>> {
+    let packing = state.pack_slot()?;
+    let mut chunks: Vec<ChunkReport> =
+        packing.chunks.iter().map(|size| chunk_report("state", at, *size)).collect();
+    for tile in &packing.tiles {
+        let is_user =
+            |op: &&tegula_program::Op| op.kind.state_layer() == u32::try_from(tile.item).ok();
+        let user = stage.program.ops.iter().find(is_user);
+        let (layer, name) = user.map_or((0, "?"), |op| (op.layer.unwrap_or(0), op.kind.name()));
+        if let Some(chunk) = chunks.get_mut(tile.chunk) {
+            chunk.tiles.push(TileReport {
+                tensor: format!("state.{layer}.{name}"),
+                first_row: slot.into(),
+                n_rows: 1,
                 offset: tile.offset,
                 size: tile.size,
             });

@@ -97,19 +97,24 @@ pub(crate) fn rows_of(value: &Value) -> u64 {
 
 /// A weight as its device is told of it.
 pub(crate) fn weight_desc(program: &Program, id: ValueId, value: &Value) -> WeightDesc {
-    let mut uses = 0;
+    let (mut uses, mut rows_per_expert) = (0, 0);
     for op in &program.ops {
         for (position, input) in op.inputs.iter().enumerate() {
             if *input == id {
                 uses |= match (&op.kind, position) {
                     (OpKind::Matmul, 1) => weight_use::MATMUL,
                     (OpKind::Embed, 1) => weight_use::EMBED,
+                    (OpKind::MatmulExperts { n_expert }, 1) => {
+                        rows_per_expert = rows_of(value) / u64::from((*n_expert).max(1));
+                        weight_use::EXPERTS
+                    }
                     _ => weight_use::VECTOR,
                 };
             }
         }
     }
-    WeightDesc { dtype: value.dtype, uses, n_in: value.row_len(), n_rows: rows_of(value) }
+    let (n_in, n_rows) = (value.row_len(), rows_of(value));
+    WeightDesc { dtype: value.dtype, uses, n_in, n_rows, rows_per_expert }
 }
 
 /// Weights in the order of the files, each in the layout that the device asks for.
@@ -138,6 +143,7 @@ pub(crate) fn plan_weights(
             rows_per_group: u64::from(layout.rows_per_group.max(1)),
             group_bytes: layout.group_bytes,
             alignment: layout.alignment.max(1),
+            rows_per_expert: desc.rows_per_expert,
         };
         let usable = |(file, range): &(&Shard, std::ops::Range<u64>)| {
             mmap && layout.is_native() && is_importable(at, file, range, &item)

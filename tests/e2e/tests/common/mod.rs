@@ -16,7 +16,7 @@ pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) fn fake_runtime(fakes: &[&Installed], caps: Caps) -> Runtime {
     let explicit = fakes.iter().map(|fake| fake.plugin.clone()).collect();
     let registry = RegistryOptions { explicit, standard: false };
-    let runtime = Runtime::new(&RuntimeOptions { registry, caps });
+    let runtime = Runtime::new(&RuntimeOptions { registry, caps, ..Default::default() });
     assert!(runtime.registry().skipped.is_empty(), "{:?}", runtime.registry().skipped);
     runtime
 }

@@ -99,6 +99,7 @@ pub(crate) fn tour(device: &Device) -> Result<[Vec<f32>; 2], DeviceError> {
         uses: weight_use::MATMUL,
         n_in: N_IN as u64,
         n_rows: N_ROWS as u64,
+        rows_per_expert: 0,
     };
     let program = program();
     let layout = device.weight_layout(&desc)?;
@@ -157,6 +158,7 @@ pub(crate) fn tour(device: &Device) -> Result<[Vec<f32>; 2], DeviceError> {
             scratch: &scratch,
             seqs: &[],
             kv: &[],
+            state: None,
         };
         queue.run(&executable, &mut args)
     };

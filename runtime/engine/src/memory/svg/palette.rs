@@ -17,6 +17,7 @@ pub(super) enum Kind {
     Other,
     Keys,
     Values,
+    State,
     Scratch,
     Logits,
     Activations,
@@ -26,7 +27,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// In the order of the numbers.
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Embedding,
         Self::Attention,
         Self::Ffn,
@@ -35,6 +36,7 @@ impl Kind {
         Self::Other,
         Self::Keys,
         Self::Values,
+        Self::State,
         Self::Scratch,
         Self::Logits,
         Self::Activations,
@@ -52,6 +54,7 @@ impl Kind {
             Self::Other => "other weights",
             Self::Keys => "keys",
             Self::Values => "values",
+            Self::State => "recurrent state",
             Self::Scratch => "scratch",
             Self::Logits => "logits",
             Self::Activations => "between stages",
@@ -71,6 +74,7 @@ impl Kind {
             Self::Other => "#a39a8e",
             Self::Keys => "#4fa597",
             Self::Values => "#9fd4c4",
+            Self::State => "#86b8c9",
             Self::Scratch => "#c9c0b2",
             Self::Logits => "#e3a3b5",
             Self::Activations => "#a9bf6f",
@@ -90,6 +94,7 @@ pub(super) fn kind(usage: &str, tensor: &str) -> Kind {
         "staging" => return Kind::Staging,
         "kv" if tensor.ends_with(".v") => return Kind::Values,
         "kv" => return Kind::Keys,
+        "state" => return Kind::State,
         _ => {}
     }
     if tensor.contains("norm") {
