@@ -179,11 +179,14 @@ impl Executable {
         let addresses = std::mem::take(&mut lists.addresses);
         let frame = Frame { executable: self, run, addresses: &addresses };
         let result = frame.fill_ropes().and_then(|()| {
-            for (index, op) in self.program.ops.iter().enumerate() {
-                ops::run(&frame, op, lists).map_err(|error| {
+            let mut ops = self.program.ops.as_slice();
+            while let Some(op) = ops.first() {
+                let done = ops::run_first(&frame, ops, lists).map_err(|error| {
+                    let index = self.program.ops.len() - ops.len();
                     let message = format!("op {index} ({}): {}", op.kind.name(), error.message);
                     Error { message, ..error }
                 })?;
+                ops = ops.get(done..).unwrap_or_default();
             }
             self.copy_shared_outputs(run, &addresses)
         });
@@ -309,6 +312,12 @@ impl<'a> Frame<'a> {
     pub(crate) fn row_len(&self, id: ValueId) -> Result<usize> {
         let n = self.executable.program.value(id)?.row_len();
         usize::try_from(n).map_err(|_| Error::invalid(format!("rows of {n} elements")))
+    }
+
+    /// The addresses that a value made or given at run time takes.
+    pub(crate) fn span(&self, id: ValueId) -> Result<std::ops::Range<usize>> {
+        let (address, n) = self.address(id)?;
+        Ok(address.addr()..address.addr().saturating_add(4 * n))
     }
 
     fn address(&self, id: ValueId) -> Result<(*mut u8, usize)> {

@@ -13,7 +13,7 @@ use crate::kv;
 use crate::pool::Pool;
 use std::sync::Mutex;
 use tegula_sdk::abi::Status;
-use tegula_sdk::program::{Activation, Op, OpKind, RopeStyle, ValueId};
+use tegula_sdk::program::{Activation, Op, OpKind, RopeStyle, ValueId, ValueKind};
 use tegula_sdk::quant::dequantize_row_fn;
 use tegula_sdk::{Error, Result};
 
@@ -43,8 +43,47 @@ pub(crate) fn supports(kind: &OpKind) -> bool {
     )
 }
 
+/// Runs the first of the ops, and those after it that share its work; gives how many.
+pub(crate) fn run_first(frame: &Frame<'_>, ops: &[Op], lists: &mut Lists) -> Result<usize> {
+    let Some(op) = ops.first() else { return Ok(0) };
+    if !matches!(op.kind, OpKind::Matmul) {
+        return run(frame, op, lists).map(|()| 1);
+    }
+    let mut n = 1;
+    while n < 3 && ops.get(n).is_some_and(|next| may_join(frame, &ops[..n], next)) {
+        n += 1;
+    }
+    match ops {
+        [a, b, c, ..] if n == 3 => {
+            matmuls(frame, &mut [args(frame, a)?, args(frame, b)?, args(frame, c)?])
+        }
+        [a, b, ..] if n == 2 => matmuls(frame, &mut [args(frame, a)?, args(frame, b)?]),
+        _ => matmuls(frame, &mut [args(frame, op)?]),
+    }?;
+    Ok(n)
+}
+
+/// Whether `next` is a product of the same activations as `ops`, and writes where none of them does: the plan only keeps values
+/// apart that are alive at the same op.
+fn may_join(frame: &Frame<'_>, ops: &[Op], next: &Op) -> bool {
+    let (Some(first), Some(out)) = (ops.first(), next.outputs.first()) else { return false };
+    let is_weight = |id: &ValueId| {
+        let value = frame.executable.program.value(*id);
+        value.is_ok_and(|value| value.kind == ValueKind::Weight)
+    };
+    let apart = |op: &Op| {
+        let other = op.outputs.first().and_then(|id| frame.span(*id).ok());
+        let (Some(a), Ok(b)) = (other, frame.span(*out)) else { return false };
+        a.end <= b.start || b.end <= a.start
+    };
+    matches!(next.kind, OpKind::Matmul)
+        && next.inputs.first() == first.inputs.first()
+        && next.inputs.iter().skip(1).all(is_weight)
+        && ops.iter().all(apart)
+}
+
 /// Runs one op.
-pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
+fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
     let input = |i: usize| {
         op.inputs.get(i).copied().ok_or_else(|| Error::invalid(format!("input {i} is missing")))
     };
@@ -55,7 +94,7 @@ pub(crate) fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
     match op.kind {
         OpKind::Embed => embed(frame, pool, input(0)?, input(1)?, out()?),
         OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => norm(frame, op, out()?),
-        OpKind::Matmul => matmul(frame, op, out()?),
+        OpKind::Matmul => matmuls(frame, &mut [args(frame, op)?]),
         OpKind::Rope { .. } => rope(frame, op, out()?),
         OpKind::KvStore { kv_layer } => kv_store(frame, kv_layer, input(0)?, input(1)?, lists),
         OpKind::Attention { .. } => attention(frame, op, out()?, lists),
@@ -276,15 +315,15 @@ fn norm(frame: &Frame<'_>, op: &Op, out: ValueId) -> Result<()> {
     }
 }
 
-fn matmul(frame: &Frame<'_>, op: &Op, out: ValueId) -> Result<()> {
-    let workers = &frame.executable.workers;
-    let [x, weight, ..] = op.inputs.as_slice() else {
-        return Err(Error::invalid("matmul without its inputs"));
+/// The arguments of a matmul.
+fn args<'a>(frame: &Frame<'a>, op: &Op) -> Result<MatMul<'a>> {
+    let ([x, weight, ..], [out, ..]) = (op.inputs.as_slice(), op.outputs.as_slice()) else {
+        return Err(Error::invalid("matmul without its values"));
     };
     let matrix = frame.matrix(*weight)?;
     let bias = op.inputs.get(2).map(|id| frame.f32s(*id)).transpose()?;
-    let (x, y) = (frame.f32s(*x)?, frame.f32s_mut(out)?);
-    let args = MatMul {
+    let (x, y) = (frame.f32s(*x)?, frame.f32s_mut(*out)?);
+    Ok(MatMul {
         dtype: matrix.dtype,
         n_in: matrix.n_in,
         n_out: matrix.n_rows,
@@ -293,9 +332,14 @@ fn matmul(frame: &Frame<'_>, op: &Op, out: ValueId) -> Result<()> {
         x,
         bias,
         y,
-    };
+    })
+}
+
+fn matmuls(frame: &Frame<'_>, products: &mut [MatMul<'_>]) -> Result<()> {
+    let workers = &frame.executable.workers;
     // SAFETY: every tile was checked to hold its rows (Matrix::new) and is only read while the executable lives.
-    unsafe { workers.kernels.matmul(&workers.pool, args, frame.work()?) }.map_err(|e| failed(&e))
+    unsafe { workers.kernels.matmuls(&workers.pool, products, frame.work()?) }
+        .map_err(|e| failed(&e))
 }
 
 fn rope(frame: &Frame<'_>, op: &Op, out: ValueId) -> Result<()> {

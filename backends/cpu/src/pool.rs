@@ -6,6 +6,7 @@
 //!   worker that never wakes up delays nothing, because the caller takes tasks too. There is no barrier over workers.
 //! - **Workers spin briefly, then sleep.** A decode step is hundreds of short runs; waking a sleeper costs as much as a
 //!   small run, so a worker looks for work for some tens of microseconds before it sleeps. An idle pool burns nothing.
+//! - **Workers stay on their cores** where the pool has a thread for each; the caller belongs to the host and is left alone.
 //! - **A run allocates nothing.** The job is one borrowed closure in a shared cell.
 //! - **A panic is an error of the run.** Tasks not yet started are skipped, the pool stays usable.
 //!
@@ -128,11 +129,18 @@ impl Pool {
             message: Mutex::new(None),
         });
         let mut pool = Pool { shared, workers: Vec::new(), entry: Mutex::new(()) };
+        let places = threads::places(n_threads);
         for worker in 1..n_threads.max(1) {
             let shared = Arc::clone(&pool.shared);
+            let place = places.get(worker - 1).copied();
             let thread = std::thread::Builder::new()
                 .name(format!("tegula-cpu-{worker}"))
-                .spawn(move || worker_main(&shared, worker))
+                .spawn(move || {
+                    if let Some(cpu) = place {
+                        threads::pin(cpu);
+                    }
+                    worker_main(&shared, worker);
+                })
                 .map_err(|source| PoolError::Spawn {
                     wanted: n_threads,
                     started: worker,

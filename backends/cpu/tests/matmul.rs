@@ -58,6 +58,27 @@ fn run(
     y
 }
 
+/// What the rounding of activations to 16 bits may cost, for the types that are multiplied as integers: each is off by up
+/// to half a step, evenly, and six standard deviations of the sum are allowed. A step is 2^-14 of the power of two below
+/// the greatest of 32.
+fn rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
+    use DType::{IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    if !matches!(
+        dtype,
+        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_NL | IQ4_XS | MXFP4
+    ) {
+        return 0.0;
+    }
+    let mut variance = 0.0;
+    for (x, w) in x.chunks(32).zip(w.chunks(32)) {
+        let greatest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let step = f64::from(greatest).log2().floor().exp2() / 16384.0;
+        let squares: f64 = w.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
+        variance += step * step / 12.0 * squares;
+    }
+    6.0 * variance.sqrt()
+}
+
 fn check_case(pool: &Pool, case: &Case) {
     let mut rng = Rng(case.n_in as u64 * 31 + case.n_out as u64 * 7 + case.n_tokens as u64);
     let (bytes, w) = random_blocks(&mut rng, case.dtype, case.n_in * case.n_out);
@@ -80,7 +101,8 @@ fn check_case(pool: &Pool, case: &Case) {
                 magnitude += greatest * x.iter().map(|x| f64::from(x.abs())).sum::<f64>();
             }
             bound.push(
-                (1.0 + 0.5 * (case.n_in as f64).sqrt()) * f64::from(f32::EPSILON) * magnitude,
+                rounding(case.dtype, x, w)
+                    + (1.0 + 0.5 * (case.n_in as f64).sqrt()) * f64::from(f32::EPSILON) * magnitude,
             );
         }
     }

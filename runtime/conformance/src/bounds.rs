@@ -30,6 +30,8 @@ bounds! {
         "a decoded element is one or two products and a sum, each rounded to f32 once";
     MATMUL: "matmul, matmul_experts, combine_experts", 1e-11,
         "weights are decoded exactly and nothing is rounded below f32: a sum of n terms is off by about sqrt(n) roundings, 2e-6 of its terms' magnitude at n = 1024";
+    MATMUL_BLOCKS: "matmul with weights of a block type", 2e-9,
+        "as matmul, but activations may be rounded to 16 bits: in runs of 32 each is off by at most half a step, which is up to 2^-14 of the run's greatest, 9e-10 of the squares of even data";
     NORM: "rms_norm, layer_norm, l2_norm", 1e-12,
         "a sum of squares in f32, a root and two products; the data have no great mean, so that little cancels in a layer norm";
     ROPE: "rope", 1e-12,
@@ -46,6 +48,8 @@ bounds! {
         "dot products in f32, whose error stays in the state and fades with its decay; forms that compute several tokens at once add in another order";
     CHAIN: "several ops in a row", 1e-9,
         "a few of the above one after the other";
+    CHAIN_BLOCKS: "several ops in a row, with weights of a block type", 1e-8,
+        "as a chain, with products whose activations may be rounded to 16 bits, each for itself";
 }
 
 /// How far a stored row may be from the oracle's, as a part of its greatest magnitude: backends may round a tie, or a quotient

@@ -24,7 +24,7 @@ pub use generic::kv::{KvSlot, KvStore};
 pub use generic::matmul::{MatMul, RowTile};
 pub use generic::rope::{RopeStyle, rope_table};
 
-use generic::Kernel;
+use generic::{Kernel, PairsKernel, WordsKernel};
 
 /// An instruction set that the kernels are bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +35,15 @@ pub enum Isa {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX2 with AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512F.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512F with AVX512-VNNI and AVX512-VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 impl Isa {
@@ -46,7 +52,9 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let vector = [
             x86_64::avx2::detected().then_some(Isa::Avx2),
+            x86_64::avx2::detected_vnni().then_some(Isa::AvxVnni),
             x86_64::avx512::detected().then_some(Isa::Avx512),
+            x86_64::avx512::detected_vnni().then_some(Isa::Avx512Vnni),
         ];
         #[cfg(not(target_arch = "x86_64"))]
         let vector: [Option<Isa>; 0] = [];
@@ -60,7 +68,11 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2+fma+f16c",
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => "avxvnni+fma+f16c",
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512f",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => "avx512vnni",
         }
     }
 }
@@ -95,10 +107,53 @@ impl Kernels {
             Isa::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `isa` is set by the constructors only, to what `Isa::available` has detected.
-            Isa::Avx2 => unsafe { x86_64::avx2::run(kernel) },
+            Isa::Avx2 | Isa::AvxVnni => unsafe { x86_64::avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512 => unsafe { x86_64::avx512::run(kernel) },
+            Isa::Avx512 | Isa::Avx512Vnni => unsafe { x86_64::avx512::run(kernel) },
+        }
+    }
+
+    /// Runs an algorithm on pairs of 16-bit integers, on the longest vectors that have them.
+    #[inline]
+    pub(crate) fn dispatch_pairs<K: PairsKernel>(self, kernel: K) {
+        match self.isa {
+            Isa::Portable => portable::run_pairs(kernel),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `dispatch`; whatever has AVX-512F here has AVX2 too.
+            Isa::Avx2 | Isa::Avx512 => unsafe { x86_64::avx2::run_pairs(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::AvxVnni => unsafe { x86_64::avx2::run_pairs_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512Vnni => unsafe { x86_64::avx512::run_pairs_vnni(kernel) },
+        }
+    }
+
+    /// Runs an algorithm that unpacks small integers.
+    #[inline]
+    pub(crate) fn dispatch_words<K: WordsKernel>(self, kernel: K) {
+        match self.isa {
+            Isa::Portable => portable::run_words(kernel),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `dispatch`; whatever has AVX-512F here has AVX2 too.
+            Isa::Avx2 | Isa::Avx512 => unsafe { x86_64::avx2::run_words(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::AvxVnni => unsafe { x86_64::avx2::run_words_vnni(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512Vnni => unsafe { x86_64::avx2::run_words_512(kernel) },
+        }
+    }
+
+    /// Lanes of the vectors that [`Kernels::dispatch_pairs`] gives.
+    pub(crate) fn pair_lanes(self) -> usize {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => 16,
+            _ => 8,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! On a machine without a fused multiply-add in its base instruction set, `fma` rounds twice: calling the C library's
 //! exact `fmaf` would be a hundred times slower, and the kernels are bounded for either.
 
-use super::generic::{Kernel, Simd};
+use super::generic::{Kernel, Pairs, PairsKernel, Simd, Words, WordsKernel};
 
 /// The token of the portable path; it exists everywhere.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,130 @@ pub struct I8([i32; 8]);
 /// Runs `kernel` on the portable vectors.
 pub fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Portable)
+}
+
+/// As [`run`].
+pub(crate) fn run_pairs<K: PairsKernel>(kernel: K) {
+    kernel.run(Portable);
+}
+
+/// As [`run`].
+pub(crate) fn run_words<K: WordsKernel>(kernel: K) {
+    kernel.run(Portable);
+}
+
+/// The two words of a lane.
+#[inline(always)]
+fn words(x: i32) -> [i16; 2] {
+    [x as i16, (x >> 16) as i16]
+}
+
+/// The lane of two words.
+#[inline(always)]
+fn lane(low: i16, high: i16) -> i32 {
+    i32::from(low) & 0xffff | i32::from(high) << 16
+}
+
+#[inline(always)]
+fn wmap(a: I8, f: impl Fn(i16) -> i16) -> I8 {
+    I8(a.0.map(|x| {
+        let [low, high] = words(x);
+        lane(f(low), f(high))
+    }))
+}
+
+impl Pairs for Portable {
+    #[inline(always)]
+    fn dot_pairs(self, acc: I8, a: I8, b: I8) -> I8 {
+        I8(std::array::from_fn(|i| {
+            let ([a, c], [b, d]) = (words(a.0[i]), words(b.0[i]));
+            let (low, high) = (i32::from(a) * i32::from(b), i32::from(c) * i32::from(d));
+            acc.0[i].wrapping_add(low.wrapping_add(high))
+        }))
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const i16) -> I8 {
+        // SAFETY: the caller promises eight readable i32.
+        let words = unsafe { p.cast::<[[i16; 2]; 8]>().read_unaligned() };
+        I8(words.map(|[low, high]| lane(low, high)))
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(self, p: *const i16) -> I8 {
+        // SAFETY: the caller promises two readable i16.
+        let [low, high] = unsafe { p.cast::<[i16; 2]>().read_unaligned() };
+        I8([lane(low, high); 8])
+    }
+}
+
+impl Words for Portable {
+    #[inline(always)]
+    unsafe fn widen_u8(self, p: *const u8) -> I8 {
+        // SAFETY: the caller promises sixteen readable bytes.
+        let bytes = unsafe { p.cast::<[[u8; 2]; 8]>().read() };
+        I8(bytes.map(|[low, high]| lane(i16::from(low), i16::from(high))))
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(self, p: *const u8) -> I8 {
+        // SAFETY: the caller promises sixteen readable bytes.
+        let bytes = unsafe { p.cast::<[[i8; 2]; 8]>().read() };
+        I8(bytes.map(|[low, high]| lane(i16::from(low), i16::from(high))))
+    }
+    #[inline(always)]
+    unsafe fn look_up(self, p: *const u8, high: bool, table: &[i8; 16]) -> I8 {
+        // SAFETY: the caller promises sixteen readable bytes.
+        let bytes = unsafe { p.cast::<[[u8; 2]; 8]>().read() };
+        let shift = if high { 4 } else { 0 };
+        let at = |byte: u8| i16::from(table[usize::from(byte >> shift & 15)]);
+        I8(bytes.map(|[low, high]| lane(at(low), at(high))))
+    }
+    #[inline(always)]
+    unsafe fn store_words(self, p: *mut i16, a: I8) {
+        // SAFETY: the caller promises sixteen writable words.
+        unsafe { p.cast::<[[i16; 2]; 8]>().write_unaligned(a.0.map(words)) }
+    }
+    #[inline(always)]
+    fn wsplat(self, x: i16) -> I8 {
+        I8([lane(x, x); 8])
+    }
+    #[inline(always)]
+    fn wsub(self, a: I8, b: I8) -> I8 {
+        imap2(a, b, |a, b| {
+            let ([a, c], [b, d]) = (words(a), words(b));
+            lane(a.wrapping_sub(b), c.wrapping_sub(d))
+        })
+    }
+    #[inline(always)]
+    fn wshr<const N: i32>(self, a: I8) -> I8 {
+        wmap(a, |x| ((x as u16) >> N) as i16)
+    }
+    #[inline(always)]
+    fn wshl<const N: i32>(self, a: I8) -> I8 {
+        wmap(a, |x| x << N)
+    }
+    #[inline(always)]
+    fn sixteens(self, bits: u16) -> I8 {
+        let bit = |i: usize| (bits as usize >> i & 1) as i16 * 16;
+        I8(std::array::from_fn(|i| lane(bit(2 * i), bit(2 * i + 1))))
+    }
+    #[inline(always)]
+    unsafe fn gather_f16(self, p: *const u8, stride: usize) -> F8 {
+        // SAFETY: the caller promises two readable bytes at each place.
+        F8(std::array::from_fn(|i| f16_to_f32(unsafe { read_u16(p.add(i * stride)) })))
+    }
+    #[inline(always)]
+    fn halves(self, low: u64, high: u64) -> F8 {
+        let all = u128::from(low) | u128::from(high) << 64;
+        F8(std::array::from_fn(|i| f16_to_f32((all >> (16 * i)) as u16)))
+    }
+    #[inline(always)]
+    fn bytes(self, x: u64) -> I8 {
+        I8(x.to_le_bytes().map(i32::from))
+    }
+    #[inline(always)]
+    fn narrow(self, a: I8, b: I8) -> I8 {
+        let at = |i: usize| if i < 8 { a.0[i % 8] } else { b.0[i % 8] } as i16;
+        I8(std::array::from_fn(|i| lane(at(2 * i), at(2 * i + 1))))
+    }
 }
 
 #[inline(always)]
@@ -163,10 +287,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn ishl(self, a: I8, n: u32) -> I8 {
         I8(a.0.map(|x| x << (n & 31)))
-    }
-    #[inline(always)]
-    fn ishr_by_lane(self, a: I8, n: u32) -> I8 {
-        I8(std::array::from_fn(|i| (a.0[i] as u32).checked_shr(n + i as u32).unwrap_or(0) as i32))
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use super::{TOKENS, f32_weight, simple, steps, tokens_by};
 use crate::Result;
-use crate::bounds::CHAIN;
+use crate::bounds::{CHAIN, CHAIN_BLOCKS};
 use crate::case::{Case, Step, WeightData};
 use crate::data::{Rng, f32_bytes, i32_bytes};
 use tegula_program::{Activation, DType, Dim, Norm, ProgramBuilder, Rope, RopeStyle};
@@ -57,7 +57,7 @@ pub(crate) fn residual(name: &str, n_layers: u32) -> Result<Case> {
         x = b.add(x, down);
     }
     b.output("y", x);
-    let mut case = Case::new(name, b.finish()?, CHAIN);
+    let mut case = Case::new(name, b.finish()?, CHAIN_BLOCKS);
     case.weights = weights;
     case.tile_rows = 41;
     case.steps = steps(&mut rng, &[N], 3.0);

@@ -2,7 +2,7 @@
 
 use super::{TOKENS, f32_weight, steps, tokens_by};
 use crate::Result;
-use crate::bounds::{EMBED, MATMUL};
+use crate::bounds::{EMBED, MATMUL, MATMUL_BLOCKS};
 use crate::case::{Case, Step, WeightData};
 use crate::data::{Rng, i32_bytes};
 use tegula_program::{DType, Dim, ProgramBuilder};
@@ -65,7 +65,8 @@ impl Product {
         let bias = self.has_bias.then(|| b.weight("bias", DType::F32, &[n_rows]));
         let y = b.matmul(x, weight, bias);
         b.output("y", y);
-        let mut case = Case::new(&name, b.finish()?, MATMUL);
+        let bound = if dtype.block_len() > 1 { MATMUL_BLOCKS } else { MATMUL };
+        let mut case = Case::new(&name, b.finish()?, bound);
         let bytes = rng.weights(dtype, n_rows * n_in)?;
         case.weights = vec![WeightData { name: "w".into(), bytes }];
         case.weights.extend(bias.map(|_| f32_weight(&mut rng, "bias", n_rows, 5.0)));

@@ -109,10 +109,17 @@ impl Kernel for RunPiece<'_> {
         self.load_queries();
         for first in self.cells.clone().step_by(CELLS) {
             let n = CELLS.min(self.cells.end - first);
-            self.load_k(first, n);
             if self.n_rows() < PACKED_ROWS_MIN {
-                self.scores_dot(s, n);
+                match self.args.k_dtype {
+                    DType::F16 => self.scores_in_place::<S, weight::F16>(s, first, n),
+                    DType::BF16 => self.scores_in_place::<S, weight::BF16>(s, first, n),
+                    _ => {
+                        self.load_k(first, n);
+                        self.scores_decoded(s, n);
+                    }
+                }
             } else {
+                self.load_k(first, n);
                 self.scores_packed(s, n);
             }
             self.softmax(s, first, n);
@@ -210,42 +217,100 @@ impl RunPiece<'_> {
         }
     }
 
-    /// The same as dot products, for fewer than eight rows.
+    /// The same as dot products, for fewer than eight rows, with K where it was decoded to.
     #[inline(always)]
-    fn scores_dot<S: Simd>(&mut self, s: S, n: usize) {
-        match self.n_rows() {
-            1 => self.scores_dot_rows::<S, 4, 1>(s, n),
-            2 => self.scores_dot_rows::<S, 4, 2>(s, n),
-            3 => self.scores_dot_rows::<S, 2, 3>(s, n),
-            4 => self.scores_dot_rows::<S, 2, 4>(s, n),
-            5 => self.scores_dot_rows::<S, 1, 5>(s, n),
-            6 => self.scores_dot_rows::<S, 1, 6>(s, n),
-            _ => self.scores_dot_rows::<S, 1, 7>(s, n),
+    fn scores_decoded<S: Simd>(&mut self, s: S, n: usize) {
+        let k = self.step.k.as_ptr().cast();
+        // SAFETY: `n` rows of K were decoded.
+        unsafe { self.scores_dot::<S, weight::F32>(s, k, 0, n) }
+    }
+
+    /// The same with K where it lies, which saves writing and reading it once more.
+    #[inline(always)]
+    fn scores_in_place<S: Simd, W: weight::Weight>(&mut self, s: S, first: usize, n: usize) {
+        let (blocks, block_len, kv_head) =
+            (self.tile.seq.k_blocks, self.args.block_len, self.tile.kv_head);
+        let row_bytes = self.sizes.dk * W::BLOCK_BYTES / W::BLOCK_LEN;
+        let mut cell = first;
+        while cell < first + n {
+            let (index, offset) = (cell / block_len, cell % block_len);
+            let count = (block_len - offset).min(first + n - cell);
+            let k = blocks[index].wrapping_add((kv_head * block_len + offset) * row_bytes);
+            // SAFETY: the KvBlock holds these rows, which the caller of `attention` vouches for.
+            unsafe { self.scores_dot::<S, W>(s, k, cell - first, count) };
+            cell += count;
+        }
+    }
+
+    /// Scores of `n` rows of K, which follow each other from `k`, as cells `at..at + n` of the step.
+    ///
+    /// # Safety
+    /// These rows are readable.
+    #[inline(always)]
+    unsafe fn scores_dot<S: Simd, W: weight::Weight>(
+        &mut self,
+        s: S,
+        k: *const u8,
+        at: usize,
+        n: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.n_rows() {
+                1 => self.scores_rows::<S, W, 4, 1>(s, k, at, n),
+                2 => self.scores_rows::<S, W, 4, 2>(s, k, at, n),
+                3 => self.scores_rows::<S, W, 2, 3>(s, k, at, n),
+                4 => self.scores_rows::<S, W, 2, 4>(s, k, at, n),
+                5 => self.scores_rows::<S, W, 1, 5>(s, k, at, n),
+                6 => self.scores_rows::<S, W, 1, 6>(s, k, at, n),
+                _ => self.scores_rows::<S, W, 1, 7>(s, k, at, n),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::scores_dot`]; the tile has `T` rows.
+    #[inline(always)]
+    unsafe fn scores_rows<S: Simd, W: weight::Weight, const R: usize, const T: usize>(
+        &mut self,
+        s: S,
+        k: *const u8,
+        at: usize,
+        n: usize,
+    ) {
+        let dk = self.sizes.dk;
+        let row_bytes = dk * W::BLOCK_BYTES / W::BLOCK_LEN;
+        // SAFETY: rows stay below `n`, which the caller vouches for.
+        unsafe {
+            let mut q = [self.step.q.as_ptr(); T];
+            for (m, q_m) in q.iter_mut().enumerate() {
+                *q_m = q_m.add(m * dk);
+            }
+            let mut c = 0;
+            while c + R <= n {
+                let mut rows = [k.add(c * row_bytes); R];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = row.add(r * row_bytes);
+                }
+                let sums = dot_rows::<S, W, R, T>(s, rows, q, dk);
+                for (r, sums) in sums.iter().enumerate() {
+                    self.put_scores::<S, T>(at + c + r, sums);
+                }
+                c += R;
+            }
+            while c < n {
+                let sums = dot_rows::<S, W, 1, T>(s, [k.add(c * row_bytes)], q, dk);
+                self.put_scores::<S, T>(at + c, &sums[0]);
+                c += 1;
+            }
         }
     }
 
     #[inline(always)]
-    fn scores_dot_rows<S: Simd, const R: usize, const T: usize>(&mut self, s: S, n: usize) {
-        let (m_pad, dk) = (self.sizes.m_pad, self.sizes.dk);
-        for c in (0..n).step_by(R) {
-            // SAFETY: cells are padded to `CELLS`, a multiple of `R`; there are `T` rows.
-            let sums = unsafe {
-                let mut q = [self.step.q.as_ptr(); T];
-                for (m, q_m) in q.iter_mut().enumerate() {
-                    *q_m = q_m.add(m * dk);
-                }
-                let mut k = [self.step.k.as_ptr().cast::<u8>(); R];
-                for (r, k_r) in k.iter_mut().enumerate() {
-                    *k_r = k_r.add(4 * (c + r) * dk);
-                }
-                dot_rows::<S, weight::F32, R, T>(s, k, q, dk)
-            };
-            for (r, sums) in sums.iter().enumerate() {
-                let row = &mut self.step.scores[(c + r) * m_pad..][..m_pad];
-                row[T..S::LANES].fill(0.0);
-                row[..T].copy_from_slice(sums);
-            }
-        }
+    fn put_scores<S: Simd, const T: usize>(&mut self, cell: usize, sums: &[f32; T]) {
+        let row = &mut self.step.scores[cell * self.sizes.m_pad..][..S::LANES];
+        row[T..].fill(0.0);
+        row[..T].copy_from_slice(sums);
     }
 
     /// Scores to probabilities, in place, with the running maximum and sum.

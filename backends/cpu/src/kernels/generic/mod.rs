@@ -1,13 +1,20 @@
 //! The algorithms, written once over [`Simd`]; see `portable` and `x86_64` for the bindings.
 
+pub(crate) mod activations;
 pub mod attention;
 pub(crate) mod attention_tile;
 pub(crate) mod dot;
 pub mod elementwise;
 pub(crate) mod gemm;
+pub(crate) mod int_dot;
+pub(crate) mod int_gemm;
+pub(crate) mod ints;
+pub(crate) mod ints_k;
 pub mod kv;
 pub(crate) mod math;
 pub mod matmul;
+pub(crate) mod matmul_f32;
+pub(crate) mod matmul_int;
 pub mod norm;
 pub mod rope;
 pub mod select;
@@ -15,6 +22,5 @@ pub(crate) mod shared;
 pub mod simd;
 pub(crate) mod source;
 pub(crate) mod weight;
-pub(crate) mod weight_k;
 
-pub use simd::{Kernel, Simd};
+pub use simd::{Kernel, Pairs, PairsKernel, Simd, Words, WordsKernel};

@@ -15,6 +15,18 @@ pub trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
+/// As [`Kernel`], for algorithms on pairs of 16-bit integers.
+pub trait PairsKernel {
+    /// Runs on the vectors of `s`. Implementations are `#[inline(always)]`.
+    fn run<S: Pairs>(self, s: S);
+}
+
+/// As [`Kernel`], for algorithms that unpack small integers.
+pub trait WordsKernel {
+    /// Runs on the vectors of `s`. Implementations are `#[inline(always)]`.
+    fn run<S: Words>(self, s: S);
+}
+
 /// Vectors of [`Simd::LANES`] f32 or i32 values. `LANES` is 8 or 16.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// A vector of f32.
@@ -75,8 +87,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn ishr(self, a: Self::I, n: u32) -> Self::I;
     /// Shift left by `n < 32`.
     fn ishl(self, a: Self::I, n: u32) -> Self::I;
-    /// Logical shift right of lane `i` by `n + i`; a count above 31 gives 0.
-    fn ishr_by_lane(self, a: Self::I, n: u32) -> Self::I;
 
     /// # Safety
     /// `p` is readable for `LANES` f32, at any alignment.
@@ -110,4 +120,56 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `src` is readable and `dst` writable for `LANES` rows of `LANES` f32 at these strides (in f32).
     unsafe fn transpose(self, src: *const f32, src_row: usize, dst: *mut f32, dst_row: usize);
+}
+
+/// Products of 16-bit integers: each of the [`Simd::LANES`] lanes of an integer vector is read as a pair of them.
+pub trait Pairs: Simd {
+    /// `acc + a.low * b.low + a.high * b.high` in each lane, wrapping.
+    fn dot_pairs(self, acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// # Safety
+    /// `p` is readable for `LANES` i32, at any alignment.
+    unsafe fn load_pairs(self, p: *const i16) -> Self::I;
+    /// One pair in all lanes.
+    /// # Safety
+    /// `p` is readable for 4 bytes, at any alignment.
+    unsafe fn splat_pair(self, p: *const i16) -> Self::I;
+}
+
+/// Unpacking of small integers to sixteen 16-bit ones, which are a vector of eight pairs: `LANES` is 8.
+pub trait Words: Pairs {
+    /// Sixteen bytes, each zero-extended.
+    /// # Safety
+    /// `p` is readable for 16 bytes.
+    unsafe fn widen_u8(self, p: *const u8) -> Self::I;
+    /// Sixteen bytes, each sign-extended.
+    /// # Safety
+    /// `p` is readable for 16 bytes.
+    unsafe fn widen_i8(self, p: *const u8) -> Self::I;
+    /// For each of 16 bytes the entry of `table` that its low or high half names, as a word.
+    /// # Safety
+    /// `p` is readable for 16 bytes.
+    unsafe fn look_up(self, p: *const u8, high: bool, table: &[i8; 16]) -> Self::I;
+    /// # Safety
+    /// `p` is writable for 32 bytes, at any alignment.
+    unsafe fn store_words(self, p: *mut i16, a: Self::I);
+    /// All words `x`.
+    fn wsplat(self, x: i16) -> Self::I;
+    /// Wrapping `a - b`.
+    fn wsub(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Logical shift right by `N < 16`.
+    fn wshr<const N: i32>(self, a: Self::I) -> Self::I;
+    /// Shift left by `N < 16`.
+    fn wshl<const N: i32>(self, a: Self::I) -> Self::I;
+    /// 16 in word `i` where bit `i` of `bits` is set, otherwise 0.
+    fn sixteens(self, bits: u16) -> Self::I;
+    /// The f16 at eight places `stride` bytes apart.
+    /// # Safety
+    /// Two bytes are readable at each place.
+    unsafe fn gather_f16(self, p: *const u8, stride: usize) -> Self::F;
+    /// Eight f16, the first in the low bits of `low`.
+    fn halves(self, low: u64, high: u64) -> Self::F;
+    /// The eight bytes of `x`, each zero-extended, the lowest first.
+    fn bytes(self, x: u64) -> Self::I;
+    /// Two vectors of 32-bit integers in -32768..=32767 as one of words, in order.
+    fn narrow(self, a: Self::I, b: Self::I) -> Self::I;
 }

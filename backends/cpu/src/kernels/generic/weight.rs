@@ -1,4 +1,5 @@
-//! [`Weight`]: how the elements of a type are read, one vector at a time, and the types of up to 32 elements per block.
+//! [`Weight`]: how the elements of a type are read as f32, one vector at a time: the plain types, and the block types that
+//! caches are made of.
 //!
 //! Every block type is a sequence of sub-blocks in which `w = value * scale + min` with integers as values. A fused
 //! dot product and a decoder both follow from these three; [`decode_row`] is the decoder. The products `value * scale`
@@ -153,19 +154,8 @@ unsafe fn nibbles<S: Simd>(s: S, p: *const u8, at: usize) -> S::I {
     if at < 16 { s.iand(bytes, s.isplat(15)) } else { s.ishr(bytes, 4) }
 }
 
-/// The fifth bits of elements `at..at + LANES`, in place: element `i` owns bit `i` of a 32-bit word.
-///
-/// # Safety
-/// `p` is readable for 4 bytes.
-#[inline(always)]
-unsafe fn fifth_bits<S: Simd>(s: S, p: *const u8, at: usize) -> S::I {
-    // SAFETY: the caller promises four readable bytes.
-    let word = i32::from_le(unsafe { p.cast::<i32>().read_unaligned() });
-    s.ishl(s.iand(s.ishr_by_lane(s.isplat(word), at as u32), s.isplat(1)), 4)
-}
-
-/// A type of 32 elements with an f16 scale at its start. `min` is the byte offset of an f16 minimum, or the multiple of
-/// the scale that takes its place, or none.
+/// A type of 32 elements with an f16 scale at its start. `min` is the multiple of the scale
+/// that is added, or none.
 macro_rules! legacy {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, min: $has_min:literal, |$s:ident, $p:ident, $d:ident| $min:expr,
      values: |$at:ident| $values:expr) => {
@@ -208,21 +198,6 @@ legacy!(
     /// `(q - 8) * d`: 16 bytes of nibbles after the scale.
     Q4_0, 18, min: true, |s, p, d| s.mul(d, s.splat(-8.0)),
     values: |at| nibbles(s, p.add(2), at)
-);
-legacy!(
-    /// `q * d + m`.
-    Q4_1, 20, min: true, |s, p, d| s.splat_f16(p.add(2)),
-    values: |at| nibbles(s, p.add(4), at)
-);
-legacy!(
-    /// `(q - 16) * d`: four bytes of fifth bits, then the nibbles.
-    Q5_0, 22, min: true, |s, p, d| s.mul(d, s.splat(-16.0)),
-    values: |at| s.ior(nibbles(s, p.add(6), at), fifth_bits(s, p.add(2), at))
-);
-legacy!(
-    /// `q * d + m`.
-    Q5_1, 24, min: true, |s, p, d| s.splat_f16(p.add(2)),
-    values: |at| s.ior(nibbles(s, p.add(8), at), fifth_bits(s, p.add(4), at))
 );
 legacy!(
     /// `q * d` with signed bytes.

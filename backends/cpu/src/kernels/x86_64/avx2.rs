@@ -1,12 +1,20 @@
-//! AVX2 with FMA and F16C: vectors of 8 lanes, 16 registers.
+//! AVX2 with FMA and F16C: vectors of 8 lanes, 16 registers; and the same with one of the two encodings of the VNNI
+//! instructions, which add products of pairs in one step instead of two.
 
 use std::arch::x86_64::*;
 
-use crate::kernels::generic::{Kernel, Simd};
+use crate::kernels::generic::{Kernel, Pairs, PairsKernel, Simd, Words, WordsKernel};
 
-/// Proof that AVX2, FMA and F16C are present.
+/// Without VNNI.
+pub const PLAIN: u8 = 0;
+/// With AVX-VNNI, the encoding of machines without AVX-512.
+pub const AVX_VNNI: u8 = 1;
+/// With AVX512-VNNI and AVX512-VL.
+pub const AVX512_VNNI: u8 = 2;
+
+/// Proof that AVX2, FMA and F16C are present, with what `VNNI` names.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx2(());
+pub struct Avx2<const VNNI: u8>(());
 
 /// Whether this machine has what the binding needs.
 pub fn detected() -> bool {
@@ -21,7 +29,12 @@ pub fn detected() -> bool {
 /// [`detected`] has returned true.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2::<PLAIN>(()))
+}
+
+/// Whether AVX-VNNI is there too.
+pub fn detected_vnni() -> bool {
+    detected() && is_x86_feature_detected!("avxvnni")
 }
 
 /// One method per line: its name, arguments and the expression of intrinsics that it is.
@@ -46,7 +59,102 @@ macro_rules! memory {
     )* };
 }
 
-impl Simd for Avx2 {
+/// A door for each kind of kernel and encoding of VNNI.
+macro_rules! doors {
+    ($( fn $name:ident<$kernel:ident>($vnni:ident, $features:literal); )*) => { $(
+        /// # Safety
+        /// The machine has the features that the function enables.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn $name<K: $kernel>(kernel: K) {
+            kernel.run(Avx2::<$vnni>(()));
+        }
+    )* };
+}
+
+doors! {
+    fn run_pairs<PairsKernel>(PLAIN, "avx2,fma,f16c");
+    fn run_words<WordsKernel>(PLAIN, "avx2,fma,f16c");
+    fn run_pairs_vnni<PairsKernel>(AVX_VNNI, "avx2,fma,f16c,avxvnni");
+    fn run_words_vnni<WordsKernel>(AVX_VNNI, "avx2,fma,f16c,avxvnni");
+    fn run_words_512<WordsKernel>(AVX512_VNNI, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni");
+}
+
+impl<const VNNI: u8> Pairs for Avx2<VNNI> {
+    methods! {
+        fn dot_pairs(acc: __m256i, a: __m256i, b: __m256i) -> __m256i = match VNNI {
+            AVX_VNNI => _mm256_dpwssd_avx_epi32(acc, a, b),
+            AVX512_VNNI => _mm256_dpwssd_epi32(acc, a, b),
+            _ => _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)),
+        };
+    }
+    memory! {
+        fn load_pairs(p: *const i16) -> __m256i = _mm256_loadu_si256(p.cast());
+        fn splat_pair(p: *const i16) -> __m256i = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+    }
+}
+
+/// The same vector, as one of which the compiler knows nothing. It would otherwise see that masks and shifts of widened
+/// bytes can be done before the widening, and do it: twice the widenings, and an 8-bit shift that takes two instructions.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn opaque(mut a: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) a, options(pure, nomem, nostack, preserves_flags));
+    }
+    a
+}
+
+impl<const VNNI: u8> Words for Avx2<VNNI> {
+    methods! {
+        fn wsplat(x: i16) -> __m256i = _mm256_set1_epi16(x);
+        fn wsub(a: __m256i, b: __m256i) -> __m256i = _mm256_sub_epi16(a, b);
+        fn sixteens(bits: u16) -> __m256i = {
+            let own = _mm256_setr_epi16(
+                1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, i16::MIN,
+            );
+            let set = _mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(bits as i16), own), own);
+            _mm256_and_si256(set, _mm256_set1_epi16(16))
+        };
+        fn halves(low: u64, high: u64) -> __m256 =
+            _mm256_cvtph_ps(_mm_set_epi64x(high as i64, low as i64));
+        fn bytes(x: u64) -> __m256i = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64));
+        fn narrow(a: __m256i, b: __m256i) -> __m256i =
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
+    }
+    #[inline(always)]
+    fn wshr<const N: i32>(self, a: __m256i) -> __m256i {
+        // SAFETY: a value of `Avx2` exists only where AVX2 has been detected.
+        unsafe { _mm256_srli_epi16::<N>(a) }
+    }
+    #[inline(always)]
+    fn wshl<const N: i32>(self, a: __m256i) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm256_slli_epi16::<N>(a) }
+    }
+    memory! {
+        fn widen_u8(p: *const u8) -> __m256i = opaque(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast())));
+        fn widen_i8(p: *const u8) -> __m256i = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+        fn gather_f16(p: *const u8, stride: usize) -> __m256 = {
+            // A macro, because a closure would be compiled without AVX.
+            macro_rules! at {
+                ($i:literal) => {
+                    p.add($i * stride).cast::<i16>().read_unaligned()
+                };
+            }
+            _mm256_cvtph_ps(_mm_setr_epi16(at!(0), at!(1), at!(2), at!(3), at!(4), at!(5), at!(6), at!(7)))
+        };
+        fn look_up(p: *const u8, high: bool, table: &[i8; 16]) -> __m256i = {
+            let bytes = _mm_loadu_si128(p.cast());
+            let bytes = if high { _mm_srli_epi16::<4>(bytes) } else { bytes };
+            let nibbles = _mm_and_si128(bytes, _mm_set1_epi8(15));
+            _mm256_cvtepi8_epi16(_mm_shuffle_epi8(_mm_loadu_si128(table.as_ptr().cast()), nibbles))
+        };
+        fn store_words(p: *mut i16, a: __m256i) -> () = _mm256_storeu_si256(p.cast(), a);
+    }
+}
+
+impl<const VNNI: u8> Simd for Avx2<VNNI> {
     type F = __m256;
     type I = __m256i;
     const LANES: usize = 8;
@@ -91,10 +199,6 @@ impl Simd for Avx2 {
         fn ior(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
         fn ishr(a: __m256i, n: u32) -> __m256i = _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32));
         fn ishl(a: __m256i, n: u32) -> __m256i = _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32));
-        fn ishr_by_lane(a: __m256i, n: u32) -> __m256i = {
-            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            _mm256_srlv_epi32(a, _mm256_add_epi32(lanes, _mm256_set1_epi32(n as i32)))
-        };
     }
 
     memory! {

@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::avx2::transpose_8x8;
-use crate::kernels::generic::{Kernel, Simd};
+use crate::kernels::generic::{Kernel, Pairs, PairsKernel, Simd};
 
-/// Proof that AVX-512F is present, with AVX2, FMA and F16C.
+/// Proof that AVX-512F is present, with AVX2, FMA and F16C, and AVX512-VNNI where `VNNI`.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
+pub struct Avx512<const VNNI: bool>(());
 
 /// Whether this machine has what the binding needs.
 pub fn detected() -> bool {
@@ -20,7 +20,21 @@ pub fn detected() -> bool {
 /// [`detected`] has returned true.
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512(()))
+    kernel.run(Avx512::<false>(()))
+}
+
+/// Whether AVX512-VNNI is there too, with the 256-bit forms that unpacking uses.
+pub fn detected_vnni() -> bool {
+    detected() && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl")
+}
+
+/// Runs `kernel` with AVX512-VNNI.
+///
+/// # Safety
+/// [`detected_vnni`] has returned true.
+#[target_feature(enable = "avx512f,avx2,fma,f16c,avx512vnni")]
+pub(crate) unsafe fn run_pairs_vnni<K: PairsKernel>(kernel: K) {
+    kernel.run(Avx512::<true>(()));
 }
 
 /// One method per line: its name, arguments and the expression of intrinsics that it is.
@@ -45,7 +59,17 @@ macro_rules! memory {
     )* };
 }
 
-impl Simd for Avx512 {
+impl Pairs for Avx512<true> {
+    methods! {
+        fn dot_pairs(acc: __m512i, a: __m512i, b: __m512i) -> __m512i = _mm512_dpwssd_epi32(acc, a, b);
+    }
+    memory! {
+        fn load_pairs(p: *const i16) -> __m512i = _mm512_loadu_si512(p.cast());
+        fn splat_pair(p: *const i16) -> __m512i = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type F = __m512;
     type I = __m512i;
     const LANES: usize = 16;
@@ -83,10 +107,6 @@ impl Simd for Avx512 {
         fn ior(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
         fn ishr(a: __m512i, n: u32) -> __m512i = _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32));
         fn ishl(a: __m512i, n: u32) -> __m512i = _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32));
-        fn ishr_by_lane(a: __m512i, n: u32) -> __m512i = {
-            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            _mm512_srlv_epi32(a, _mm512_add_epi32(lanes, _mm512_set1_epi32(n as i32)))
-        };
     }
 
     memory! {
