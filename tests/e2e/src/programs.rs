@@ -14,12 +14,22 @@ use std::time::SystemTime;
 use tegula::{Caps, RegistryOptions, Runtime, RuntimeOptions};
 
 /// What is needed: the file, and the list of its sources.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 4] = [
     ("tegula", "tegula.d"),
     ("libtegula_cpu.so", "libtegula_cpu.d"),
+    ("libtegula_openvino.so", "libtegula_openvino.d"),
     ("libtegula_reference.so", "libtegula_reference.d"),
 ];
-const PACKAGES: [&str; 6] = ["-p", "tegula-cli", "-p", "tegula-cpu", "-p", "tegula-reference"];
+const PACKAGES: [&str; 8] = [
+    "-p",
+    "tegula-cli",
+    "-p",
+    "tegula-cpu",
+    "-p",
+    "tegula-openvino",
+    "-p",
+    "tegula-reference",
+];
 
 /// The folder of the command and the plugins, with all of them fresh.
 pub fn target_dir() -> &'static Path {

@@ -97,6 +97,37 @@ fn qwen2_on_cpu_with_kv_in_f16() {
     check(&QWEN2, "cpu", DType::F16, prompts, if full() { 64 } else { 16 });
 }
 
+#[test]
+fn smollm2_on_openvino() {
+    check_openvino(&SMOLLM2, DType::F32, ALL, if full() { 64 } else { 16 });
+}
+
+#[test]
+fn smollm2_on_openvino_with_kv_in_q8_0() {
+    check_openvino(&SMOLLM2, DType::Q8_0, &["english"], if full() { 64 } else { 16 });
+}
+
+#[test]
+fn gemma3_on_openvino() {
+    let prompts = if full() { ALL } else { &["chat"] };
+    check_openvino(&GEMMA3, DType::F32, prompts, if full() { 64 } else { 16 });
+}
+
+#[test]
+fn qwen2_on_openvino() {
+    let prompts = if full() { ALL } else { &["english"] };
+    check_openvino(&QWEN2, DType::F32, prompts, if full() { 64 } else { 16 });
+}
+
+/// OpenVINO's processor device is its first.
+fn check_openvino(case: &Case, kv: DType, prompts: &[&str], n_decode: usize) {
+    if runtime().devices().iter().any(|device| device.id() == "openvino:0") {
+        check(case, "openvino:0", kv, prompts, n_decode);
+    } else {
+        eprintln!("SKIPPED: 1 test: OpenVINO is not installed (pip install openvino)");
+    }
+}
+
 /// Distances at many positions.
 #[derive(Default)]
 struct Distances {
