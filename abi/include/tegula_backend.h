@@ -709,7 +709,8 @@ typedef struct {
     size_t struct_size;
     // `LAYOUT_NATIVE`, or a number of the backend's own.
     uint32_t layout;
-    // Rows are split between tiles only at multiples of this. Expert stacks are split between experts where an expert fits a chunk.
+    // Rows are split between tiles only at multiples of this. Expert stacks are split between experts
+    // where an expert fits a chunk, which is quick; a backend computes rightly for any split.
     uint32_t rows_per_group;
     // Bytes that a group of rows takes; the last group may be short of rows, not of bytes.
     uint64_t group_bytes;

@@ -115,7 +115,8 @@ pub struct WeightLayout {
     pub struct_size: usize,
     /// [`LAYOUT_NATIVE`], or a number of the backend's own.
     pub layout: u32,
-    /// Rows are split between tiles only at multiples of this. Expert stacks are split between experts where an expert fits a chunk.
+    /// Rows are split between tiles only at multiples of this. Expert stacks are split between experts
+    /// where an expert fits a chunk, which is quick; a backend computes rightly for any split.
     pub rows_per_group: u32,
     /// Bytes that a group of rows takes; the last group may be short of rows, not of bytes.
     pub group_bytes: u64,

@@ -254,7 +254,7 @@ impl Builder<'_> {
             OpKind::Matmul => self.matmul(index, few, out),
             OpKind::RmsNorm { eps, n } => self.norm(op, "rms_norm", eps, n, out),
             OpKind::LayerNorm { eps, n } => self.norm(op, "layer_norm", eps, n, out),
-            OpKind::Rope { .. } => self.rope(index, out),
+            OpKind::Rope { .. } => self.rope(&[index], out),
             OpKind::Argmax | OpKind::TopK { .. } => self.rank(op, out),
             OpKind::KvStore { .. } | OpKind::Attention { .. } => {
                 Err(Error::invalid("an op of the KV cache among others"))
@@ -386,32 +386,44 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn rope(&self, index: usize, out: &mut Vec<Launch>) -> Result<()> {
+    /// One rope, or two that turn alike.
+    pub(crate) fn rope(&self, ops: &[usize], out: &mut Vec<Launch>) -> Result<()> {
+        let index = ops.first().copied().ok_or_else(|| Error::invalid("no rope"))?;
         let op = self.op(index)?;
         let OpKind::Rope { style, head_dim, n_rot, attn_factor, .. } = op.kind else {
             return Err(Error::invalid("no rope"));
         };
         let (x, y) = (input(op, 0)?, output(op, 0)?);
         let turns = (self.turns)(index).ok_or_else(|| Error::invalid("rope without turns"))?;
-        let n_head = self.row_len(x)? / u64::from(head_dim).max(1);
-        let per_row = n_head * u64::from(head_dim - n_rot / 2);
+        let (x2, y2) = match ops.get(1) {
+            Some(second) => (input(self.op(*second)?, 0)?, output(self.op(*second)?, 0)?),
+            None => (x, y),
+        };
+        let heads = |x| Ok::<_, Error>(self.row_len(x)? / u64::from(head_dim).max(1));
+        let (n_head, n_head2) = (heads(x)?, heads(x2)?);
+        let items = u64::from(head_dim - n_rot / 2);
+        let per_row2 = if ops.len() > 1 { n_head2 * items } else { 0 };
         let dim = rows_of(self.program, x);
         out.push(Launch {
             what: "rope",
             call: self.call(&Source::new(ROPE, &[]), "rope")?,
             args: vec![
                 self.operand(x)?,
+                self.operand(x2)?,
                 self.operand(input(op, 1)?)?,
                 Arg::Fixed(turns),
                 Arg::Value(y),
-                Arg::Count(dim, per_row),
+                Arg::Value(y2),
+                Arg::Count(dim, n_head * items),
+                Arg::Count(dim, per_row2),
                 Arg::U32(u32_of(n_head)?),
+                Arg::U32(u32_of(n_head2)?),
                 Arg::U32(head_dim),
                 Arg::U32(n_rot),
                 Arg::U32((style == RopeStyle::Neox).into()),
                 Arg::F32(attn_factor),
             ],
-            groups: [Extent { dim, mul: per_row, div: 64 }, Extent::ONE],
+            groups: [Extent { dim, mul: n_head * items + per_row2, div: 64 }, Extent::ONE],
             local: 64,
         });
         Ok(())
@@ -491,7 +503,7 @@ fn rows_per_team(n_rows: u64, facts: &Facts, pairs: bool) -> u64 {
     let units = u64::from(facts.compute_units);
     let groups = |per_team: u64| n_rows.div_ceil(TEAMS * per_team);
     let most = if pairs { 2 } else { 4 };
-    [4, 2].into_iter().find(|r| *r <= most && groups(*r) >= 2 * units).unwrap_or(1)
+    [4, 2].into_iter().find(|r| *r <= most && groups(*r) >= units).unwrap_or(1)
 }
 
 pub(crate) fn input(op: &Op, i: usize) -> Result<ValueId> {

@@ -67,6 +67,7 @@ macro_rules! owned {
                 Ok(Self(raw))
             }
 
+            #[allow(dead_code, reason = "not every handle is named elsewhere")]
             pub(crate) fn raw(&self) -> ffi::$raw {
                 self.0
             }

@@ -50,10 +50,38 @@ impl OpenClDevice {
             (OpKind::Attention { n_head, .. }, Some((_, layer))) => {
                 [false, true].iter().all(|many| Shape::new(facts, &layer, n_head, *many).is_some())
             }
-            (OpKind::Attention { .. } | OpKind::KvStore { .. }, None) => false,
-            _ => true,
+            (OpKind::KvStore { .. }, Some(_)) => true,
+            (
+                OpKind::Embed
+                | OpKind::RmsNorm { .. }
+                | OpKind::LayerNorm { .. }
+                | OpKind::Matmul
+                | OpKind::Rope { .. }
+                | OpKind::Glu { .. }
+                | OpKind::Unary { .. }
+                | OpKind::Add
+                | OpKind::Scale { .. }
+                | OpKind::Softcap { .. }
+                | OpKind::Slice { .. }
+                | OpKind::Concat
+                | OpKind::GatherRows
+                | OpKind::Argmax
+                | OpKind::TopK { .. },
+                _,
+            ) => true,
+            // A weight of one number as the second factor has no kernel yet.
+            (OpKind::Mul, _) => same_width(program, op),
+            // An op of a later revision, until there is a kernel for it.
+            _ => false,
         }
     }
+}
+
+/// Whether both inputs have rows of the same length.
+fn same_width(program: &Program, op: &Op) -> bool {
+    let widths: Vec<_> =
+        op.inputs.iter().map(|id| program.value(*id).ok().map(|value| value.row_len())).collect();
+    matches!(widths.as_slice(), [Some(a), Some(b)] if a == b)
 }
 
 impl Device for OpenClDevice {

@@ -511,7 +511,7 @@ fn steps(builder: &Builder<'_>, plan: &Plan) -> Result<Vec<Step>> {
             continue;
         }
         let all_whole = match &group.form {
-            Form::Plain => false,
+            Form::Plain | Form::Ropes => false,
             Form::Products { products, .. } => products.iter().all(|(product, _)| {
                 let weight = program.ops.get(*product).and_then(|op| op.inputs.get(1));
                 weight.is_some_and(|id| is_whole(*id))
@@ -541,6 +541,10 @@ fn plain(builder: &Builder<'_>, group: &Group, few: bool) -> Result<Option<Vec<L
         return Ok(None);
     }
     let mut launches = Vec::new();
+    if group.form == Form::Ropes {
+        builder.rope(&group.ops, &mut launches)?;
+        return Ok(Some(launches));
+    }
     for op in &group.ops {
         builder.plain(*op, few, &mut launches)?;
     }

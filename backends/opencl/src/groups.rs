@@ -19,6 +19,8 @@ pub(crate) struct Group {
 pub(crate) enum Form {
     /// Op by op.
     Plain,
+    /// Two ropes that turn by the same angles.
+    Ropes,
     /// Products that share their input.
     Products {
         /// The RMS norm whose result they read.
@@ -63,7 +65,7 @@ pub(crate) fn group(program: &Program, is_whole: &dyn Fn(ValueId) -> bool) -> Ve
         if reader.taken[index] {
             continue;
         }
-        let group = reader.products(index);
+        let group = reader.products(index).or_else(|| reader.ropes(index));
         let group = group.unwrap_or_else(|| Group { ops: vec![index], form: Form::Plain });
         for op in &group.ops {
             reader.taken[*op] = true;
@@ -155,6 +157,23 @@ impl Reader<'_> {
         ops.extend(products.iter().flat_map(|(p, sum)| [Some(*p), *sum]).flatten());
         ops.extend(glu);
         Some(Group { ops, form: Form::Products { norm, products, glu } })
+    }
+
+    /// A rope and the next one that turns by the same angles and needs nothing that is made between.
+    fn ropes(&self, index: usize) -> Option<Group> {
+        let op = self.op(index);
+        let OpKind::Rope { .. } = op.kind else { return None };
+        let positions = op.inputs.get(1)?;
+        let is_alike = |i: &usize| {
+            let other = self.op(*i);
+            *i > index
+                && !self.taken[*i]
+                && other.kind == op.kind
+                && other.inputs.get(1..) == op.inputs.get(1..)
+                && other.inputs.first().is_some_and(|x| self.is_there(*x, index))
+        };
+        let next = self.readers.get(positions)?.iter().copied().find(is_alike)?;
+        Some(Group { ops: vec![index, next], form: Form::Ropes })
     }
 
     /// The gated unit that is the only reader of exactly two products without bias.

@@ -130,6 +130,9 @@ impl Queue {
 
     /// Room in the ring; waits for it.
     fn stage(&mut self, size: u64) -> Result<Address> {
+        if size > PIECE {
+            return Err(Error::invalid(format!("a transfer of {size} bytes in one piece")));
+        }
         if self.ring.is_none() {
             self.ring = Some(Ring::new(&self.shared)?);
         }

@@ -7,6 +7,7 @@ use crate::context::Shared;
 use crate::facts::TYPE_PINNED;
 use std::sync::Arc;
 use tegula_sdk::abi::{BufferDesc, BufferUsage};
+use tegula_sdk::host_memory::HostBuffer;
 use tegula_sdk::{Error, Result};
 
 /// Bytes of the ring.
@@ -18,11 +19,20 @@ const ALIGNMENT: u64 = 64;
 /// The ring of one queue.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// Kept for its mapping.
-    _buffer: ClBuffer,
+    /// Kept for its memory.
+    _memory: Memory,
     ptr: Address,
     used: u64,
     freed: u64,
+}
+
+/// What the ring is made of.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held to be freed with the ring, never read")]
+enum Memory {
+    Pinned(ClBuffer),
+    /// On a processor: no buffer of the driver, so that no limit of its binds.
+    Host(HostBuffer),
 }
 
 /// An address of host memory.
@@ -35,12 +45,20 @@ unsafe impl Send for Address {}
 
 impl Ring {
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self> {
-        let size = CAPACITY;
-        let (buffer_type, usage) = (TYPE_PINNED, BufferUsage::STAGING);
-        let desc = BufferDesc { struct_size: size_of::<BufferDesc>(), size, buffer_type, usage };
-        let buffer = ClBuffer::alloc(shared, &desc)?;
-        let ptr = buffer.mapped().ok_or_else(|| Error::invalid("staging that is not mapped"))?;
-        Ok(Self { _buffer: buffer, ptr: Address(ptr), used: 0, freed: 0 })
+        let (memory, ptr) = if shared.facts.is_cpu {
+            let host = HostBuffer::alloc(CAPACITY)?;
+            let ptr = host.map()?;
+            (Memory::Host(host), ptr)
+        } else {
+            let (buffer_type, usage) = (TYPE_PINNED, BufferUsage::STAGING);
+            let struct_size = size_of::<BufferDesc>();
+            let desc = BufferDesc { struct_size, size: CAPACITY, buffer_type, usage };
+            let buffer = ClBuffer::alloc(shared, &desc)?;
+            let ptr = buffer.mapped();
+            let ptr = ptr.ok_or_else(|| Error::invalid("staging that is not mapped"))?;
+            (Memory::Pinned(buffer), ptr)
+        };
+        Ok(Self { _memory: memory, ptr: Address(ptr), used: 0, freed: 0 })
     }
 
     /// Room for `size` bytes in one piece; `None` if the ring is full.

@@ -224,6 +224,7 @@ impl Emitter<'_> {
             Activation::Relu => ("ReLU", "opset1", ""),
             Activation::Sigmoid => ("Sigmoid", "opset1", ""),
             Activation::Tanh => ("Tanh", "opset1", ""),
+            Activation::Softplus => ("SoftPlus", "opset4", ""),
         };
         Ok(self.ir.op(kind, opset, data, &[x]))
     }

@@ -6,6 +6,9 @@ use crate::ov::{Compiled, Context, Core, Model, Properties};
 use crate::pool::Pool;
 use tegula_sdk::{Error, Result};
 
+/// Models of the processor with fewer bytes of constants compile faster than they are looked up.
+const CACHED_MIN: u64 = 1 << 20;
+
 /// The open device.
 pub(crate) struct Engine {
     pub(crate) core: Core,
@@ -16,6 +19,8 @@ pub(crate) struct Engine {
     /// The greatest buffer of a GPU.
     pub(crate) max_size: Option<u64>,
     properties: Properties,
+    /// Folder of compiled models, and the bytes of constants from which on a model is kept there.
+    cache: Option<(String, u64)>,
     pub(crate) pool: Pool,
     pub(crate) kernels: Kernels,
     /// No constant of a model may be larger.
@@ -35,6 +40,7 @@ impl Engine {
             ("INFERENCE_NUM_THREADS", n.to_string()),
         ];
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).into();
+        let cache = model_cache(&core, device).map(|folder| (folder, CACHED_MIN));
         log::info!("{n} threads, OpenVINO {}", Core::version());
         Ok(Self {
             core,
@@ -42,6 +48,7 @@ impl Engine {
             context: None,
             max_size: None,
             properties,
+            cache,
             pool,
             kernels: Kernels::detect(),
             constant_max: u64::MAX,
@@ -52,29 +59,32 @@ impl Engine {
     pub(crate) fn gpu(core: Core, device: &str, n_threads: u32, max_size: u64) -> Result<Self> {
         let (_, pool) = threads(n_threads)?;
         let context = core.context(device)?;
-        let mut properties = vec![
-            ("INFERENCE_PRECISION_HINT".to_owned(), "f32".to_owned()),
-            ("DYNAMIC_QUANTIZATION_GROUP_SIZE".to_owned(), "0".to_owned()),
-            ("PERFORMANCE_HINT".to_owned(), "LATENCY".to_owned()),
+        let properties = [
+            ("INFERENCE_PRECISION_HINT", "f32"),
+            ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+            ("PERFORMANCE_HINT", "LATENCY"),
         ];
-        if let Some(folder) = model_cache(&core, device) {
-            properties.push(("CACHE_DIR".to_owned(), folder));
-        }
+        let properties = properties.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let cache = model_cache(&core, device).map(|folder| (folder, 0));
         Ok(Self {
             core,
             device: device.to_owned(),
             context: Some(context),
             max_size: Some(max_size),
             properties,
+            cache,
             pool,
             kernels: Kernels::detect(),
             constant_max: max_size,
         })
     }
 
-    /// Compiles a model for this device.
-    pub(crate) fn compile(&self, model: &Model) -> Result<Compiled> {
-        self.core.compile(model, &self.device, self.context.as_ref(), &self.properties)
+    /// Compiles a model with `bytes` of constants for this device. OpenVINO finds it again by the contents of text and constants.
+    pub(crate) fn compile(&self, model: &Model, bytes: u64) -> Result<Compiled> {
+        let cache = self.cache.iter().filter(|(_, least)| bytes >= *least);
+        let cache = cache.map(|(folder, _)| ("CACHE_DIR".to_owned(), folder.clone()));
+        let properties = self.properties.iter().cloned().chain(cache).collect();
+        self.core.compile(model, &self.device, self.context.as_ref(), &properties)
     }
 }
 
@@ -88,7 +98,8 @@ fn threads(n_threads: u32) -> Result<(usize, Pool)> {
     Ok((n, pool.map_err(|e| Error::new(tegula_sdk::abi::Status::DRIVER, e.to_string()))?))
 }
 
-/// Where compiled models of a device are kept, by version and device: kernels are compiled from source, which takes seconds.
+/// Where compiled models of a device are kept, by version and device: for a GPU, kernels are compiled from source, which takes
+/// seconds; for a processor, rewriting a model takes most of the time to load it.
 fn model_cache(core: &Core, device: &str) -> Option<String> {
     let name = core.property(device, "FULL_DEVICE_NAME").unwrap_or_else(|_| device.to_owned());
     let clean = |text: &str| {

@@ -104,7 +104,7 @@ impl Executable {
         for step in &mut self.steps {
             match step {
                 Ready::Model(model) => {
-                    model.run(&self.program, &self.slots, run.n_tokens().into())?
+                    model.run(&self.program, &self.slots, run.n_tokens().into())?;
                 }
                 Ready::Between(ops) => {
                     for index in ops {
@@ -173,7 +173,7 @@ fn compile_all(
             let Some((index, step)) = taken else { return };
             match ModelRun::new(engine, program, step, weights) {
                 Ok(model) => {
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((*index, model))
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((*index, model));
                 }
                 Err(error) => {
                     *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

@@ -154,6 +154,10 @@ fn product<const FMA: bool>(
 }
 
 #[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "indices of fixed arrays, which the compiler keeps in registers"
+)]
 fn rows_of<const M: usize, const FMA: bool>(
     row: usize,
     n: usize,

@@ -88,7 +88,7 @@ impl ModelRun {
             fill(&ir, memory, weights)?;
         }
         let model = engine.core.read(&ir.xml(&program.name), memory.as_ref())?;
-        let compiled = engine.compile(&model)?;
+        let compiled = engine.compile(&model, ir.size)?;
         let request = compiled.request()?;
         let operands = |ids: &[ValueId]| {
             ids.iter().map(|id| Operand::new(*id, program.value(*id)?)).collect::<Result<Vec<_>>>()

@@ -153,7 +153,7 @@ pub(crate) fn scratch(
     for step in steps {
         match step {
             Step::Between(list) => {
-                ops.extend(list.iter().filter_map(|i| program.ops.get(*i)).cloned())
+                ops.extend(list.iter().filter_map(|i| program.ops.get(*i)).cloned());
             }
             Step::Model(step) => {
                 let first = step.ops.first().and_then(|i| program.ops.get(*i));
@@ -174,6 +174,7 @@ pub(crate) fn scratch(
         inputs: program.inputs.clone(),
         outputs: program.outputs.clone(),
         kv_layers: program.kv_layers.clone(),
+        state_layers: Vec::new(),
     };
     scratch::plan(&crossing, options, &[])
 }

@@ -2,7 +2,8 @@
 
 #![expect(unsafe_code, reason = "reads through a queue, which takes raw pointers")]
 
-use crate::executable::{Executable, Frame};
+use crate::executable::Executable;
+use crate::frame::Frame;
 use crate::gpu::Gpu;
 use crate::layout::Format;
 use crate::memory::Buffer;

@@ -6,35 +6,32 @@
 #![expect(unsafe_code, reason = "Vulkan is a C interface")]
 
 use crate::commands::Commands;
+use crate::frame::Frame;
 use crate::gpu::{Gpu, Timeline};
-use crate::kinds::{self, Kind};
+use crate::kinds::Kind;
 use crate::memory::Buffer;
-use crate::params::{Layout, Params};
-use crate::plan::{self, Step};
+use crate::params::Params;
+use crate::plan;
 use crate::profile::{self, Profile};
 use crate::queue::{Delivery, Queue};
 use crate::record::Recorder;
-use crate::rope;
 use crate::weight::Matrix;
 use ash::vk;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tegula_sdk::abi::CompileOptions;
 use tegula_sdk::program::{OpKind, Program, ValueId, ValueKind};
-use tegula_sdk::scratch::{self, ScratchPlan};
-use tegula_sdk::{Error, Memory, Operand, Range, Result, Run, WeightBinding};
+use tegula_sdk::scratch;
+use tegula_sdk::{Error, Operand, Range, Result, Run, WeightBinding};
 
 /// Shapes whose commands are kept.
 const SHAPES_MAX: usize = 24;
-/// Token-splits of attention that scratch has room for, where the limit allows.
-const PARTS: u64 = 256;
-
 /// What commands were recorded for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shape {
     n_tokens: u32,
     n_outputs: u32,
-    /// Addresses of scratch, of operands in buffers, of the record, and what is copied.
+    /// Addresses of scratch, buffers and offsets of operands, the record, and what is copied.
     places: Vec<u64>,
 }
 
@@ -43,92 +40,6 @@ struct Recorded {
     commands: vk::CommandBuffer,
     last_used: u64,
     profile: Option<Profile>,
-}
-
-/// All that a program takes and that does not need its weights.
-pub(crate) struct Frame {
-    pub(crate) steps: Vec<Step>,
-    pub(crate) kinds: Vec<Kind>,
-    /// By op: the kind of an attention.
-    pub(crate) kind_of: Vec<Option<usize>>,
-    /// Token-splits that scratch has room for, by kind.
-    pub(crate) parts: Vec<u64>,
-    pub(crate) ropes: rope::Tables,
-    pub(crate) layout: Layout,
-    pub(crate) scratch: ScratchPlan,
-    /// Offset of each output in the results, and the bytes of all.
-    pub(crate) outputs: Vec<u64>,
-    pub(crate) results_bytes: u64,
-    /// Index among scratch's extra regions of the partial attentions and of activations in f16.
-    pub(crate) parts_region: Option<usize>,
-    pub(crate) half_region: Option<usize>,
-}
-
-impl Frame {
-    pub(crate) fn new(gpu: &Gpu, program: &Program, options: &CompileOptions) -> Result<Self> {
-        let steps = plan::steps(program)?;
-        let (kinds, kind_of) = kinds::kinds(program)?;
-        let ropes = rope::Tables::new(program);
-        let mut extra = Vec::new();
-        let parts: Vec<u64> = kinds
-            .iter()
-            .map(|kind| PARTS.min(options.scratch_chunk_max / kind.part_bytes().max(1)))
-            .collect();
-        let most = kinds.iter().zip(&parts).map(|(kind, n)| kind.part_bytes() * n).max();
-        let parts_region = most.map(|bytes| {
-            extra.push(bytes);
-            extra.len() - 1
-        });
-        let half = crate::product::half_bytes(gpu, program, options)?;
-        let half_region = (half > 0).then(|| {
-            extra.push(half);
-            extra.len() - 1
-        });
-        let scratch = plan::plan(program, &steps, options, &extra)?;
-        let bytes = |id: &ValueId| scratch::value_bytes(program, id.index(), options);
-        let inputs: Vec<u64> = program.inputs.iter().map(bytes).collect::<Result<_>>()?;
-        let n_groups = program.n_kv_groups();
-        let layout = Layout::new(n_groups, kinds.len(), ropes.bytes(), &inputs, options)?;
-        let mut outputs = Vec::new();
-        let mut end = 0u64;
-        for (i, id) in program.outputs.iter().enumerate() {
-            // A value that is named twice lies once.
-            let first = program.outputs.iter().position(|other| other == id).unwrap_or(i);
-            if let Some(at) = outputs.get(first).copied() {
-                outputs.push(at);
-                continue;
-            }
-            outputs.push(end);
-            end = end.saturating_add(bytes(id)?).next_multiple_of(256);
-        }
-        let results_bytes = end.max(256);
-        Ok(Self {
-            steps,
-            kinds,
-            kind_of,
-            parts,
-            ropes,
-            layout,
-            scratch,
-            outputs,
-            results_bytes,
-            parts_region,
-            half_region,
-        })
-    }
-
-    /// What the program takes.
-    pub(crate) fn memory(&self, gpu: &Gpu, program: &Program, options: &CompileOptions) -> Memory {
-        let record = self.layout.first_bytes(program.n_kv_groups(), options).next_multiple_of(4096);
-        let is_unified = gpu.physical.is_unified();
-        // Results come back through pinned memory, which on unified memory is where they lie.
-        let host = if is_unified { 0 } else { self.results_bytes };
-        Memory {
-            scratch: self.scratch.chunks.clone(),
-            device_bytes: self.results_bytes.saturating_add(record),
-            host_bytes: host,
-        }
-    }
 }
 
 /// A program that can be run.
@@ -168,7 +79,7 @@ impl Executable {
             let slot = weights.get_mut(binding.value.index());
             match slot {
                 Some(slot @ None) if value.kind == ValueKind::Weight => {
-                    *slot = Some(Matrix::new(value, binding)?);
+                    *slot = Some(Matrix::new(value, &binding)?);
                 }
                 _ => {
                     let why = format!("`{}` is no weight, or is bound twice", value.name);
@@ -346,20 +257,29 @@ impl Executable {
     }
 
     fn shape(&self, run: &Run<'_, Buffer>) -> Result<Shape> {
-        let mut places = vec![self.params.buffer().raw.address];
+        let mut places = vec![self.params.buffer().id];
         places.push(self.params.copy(&self.frame.layout).map_or(0, |(_, bytes)| bytes));
         for i in 0..self.frame.scratch.chunks.len() {
             let piece = run.scratch(i)?;
             places.push(piece.buffer.address(piece.offset, piece.size)?);
         }
-        let sides = (0..self.program.inputs.len())
-            .map(|i| run.input(i))
-            .chain((0..self.program.outputs.len()).map(|i| run.output(i)));
-        for operand in sides {
-            places.push(match operand? {
-                Operand::Host(..) => 0,
-                Operand::Buffer(range) => range.buffer.address(range.offset, range.size)?,
-            });
+        let inputs = (0..self.program.inputs.len()).map(|i| run.input(i));
+        let outputs = (0..self.program.outputs.len()).map(|i| run.output(i));
+        for (id, operand) in
+            self.program.inputs.iter().chain(&self.program.outputs).zip(inputs.chain(outputs))
+        {
+            let needed = self.bytes(*id, run.n_tokens(), run.n_outputs())?;
+            let (size, place) = match operand? {
+                Operand::Host(_, size) => (size, [0, 0]),
+                Operand::Buffer(range) => {
+                    range.buffer.raw.check(range.offset, range.size)?;
+                    (range.size, [range.buffer.id, range.offset])
+                }
+            };
+            if size < needed {
+                return Err(Error::invalid(format!("value {} is bound too short", id.0)));
+            }
+            places.extend(place);
         }
         Ok(Shape { n_tokens: run.n_tokens(), n_outputs: run.n_outputs(), places })
     }
@@ -526,7 +446,28 @@ impl Executable {
             OpKind::Attention { kv_layer, n_head, window, .. } => {
                 layer(kv_layer).is_some_and(|layer| Kind::new(layer, n_head, window).is_some())
             }
-            _ => true,
+            // A weight of one number as the second factor has no kernel yet.
+            OpKind::Mul => {
+                let width = |id| program.value(id).ok().map(|value| value.row_len());
+                matches!(op.inputs.as_slice(), [a, b] if width(*a) == width(*b))
+            }
+            OpKind::Embed
+            | OpKind::RmsNorm { .. }
+            | OpKind::LayerNorm { .. }
+            | OpKind::Matmul
+            | OpKind::Rope { .. }
+            | OpKind::KvStore { .. }
+            | OpKind::Glu { .. }
+            | OpKind::Unary { .. }
+            | OpKind::Add
+            | OpKind::Scale { .. }
+            | OpKind::Softcap { .. }
+            | OpKind::Slice { .. }
+            | OpKind::Concat
+            | OpKind::GatherRows
+            | OpKind::Argmax
+            | OpKind::TopK { .. } => true,
+            _ => false,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::physical::Physical;
 use crate::pipelines::Pipelines;
 use crate::staging::Ring;
 use ash::{ext, khr, vk};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tegula_sdk::abi::Status;
 use tegula_sdk::{Error, Result};
@@ -21,6 +21,8 @@ pub(crate) struct Gpu {
     /// Submissions to it take turns.
     queue: Mutex<vk::Queue>,
     is_lost: AtomicBool,
+    /// The next buffer's.
+    pub(crate) buffer_ids: AtomicU64,
     pub(crate) pipelines: Pipelines,
     pub(crate) ring: Mutex<Ring>,
     /// Workgroups that fill the device, roughly: what attention is split for.
@@ -82,6 +84,7 @@ impl Gpu {
             device,
             queue: Mutex::new(queue),
             is_lost: AtomicBool::new(false),
+            buffer_ids: AtomicU64::new(1),
             pipelines,
             ring: Mutex::new(Ring::default()),
             fill,

@@ -21,6 +21,7 @@ mod commands;
 mod device;
 mod error;
 mod executable;
+mod frame;
 mod gpu;
 mod instance;
 mod kinds;

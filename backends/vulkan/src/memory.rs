@@ -179,13 +179,17 @@ impl Raw {
 pub struct Buffer {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) raw: Raw,
+    /// Like no other buffer's of the device, before or after: handles and addresses come again, and commands that were recorded with one
+    /// of a buffer that is gone must not run.
+    pub(crate) id: u64,
 }
 
 impl Buffer {
     pub(crate) fn new(gpu: &Arc<Gpu>, size: u64, kind: MemoryType) -> Result<Self> {
         gpu.alive()?;
         let raw = Raw::new(&gpu.device, &gpu.physical, size, kind)?;
-        Ok(Self { gpu: Arc::clone(gpu), raw })
+        let id = gpu.buffer_ids.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { gpu: Arc::clone(gpu), raw, id })
     }
 
     /// The device address of a range that lies inside.

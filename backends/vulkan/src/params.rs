@@ -139,6 +139,7 @@ impl Params {
     }
 
     /// Writes what a run says about sequences and the KV cache. No run is in flight.
+    #[expect(clippy::too_many_arguments, reason = "parts of the executable, which also owns this")]
     pub(crate) fn fill(
         &mut self,
         gpu: &Arc<Gpu>,
@@ -263,7 +264,9 @@ impl Params {
                             self.tables.extend([u32::try_from(after - 1).unwrap_or(0), index]);
                         }
                         _ => {
-                            return Err(Error::invalid(format!("KvBlock {block} is in no segment")));
+                            return Err(Error::invalid(format!(
+                                "KvBlock {block} is in no segment"
+                            )));
                         }
                     }
                 }

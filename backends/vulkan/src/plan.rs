@@ -131,6 +131,7 @@ pub(crate) fn plan(
         inputs: program.inputs.clone(),
         outputs: program.outputs.clone(),
         kv_layers: Vec::new(),
+        state_layers: Vec::new(),
     };
     scratch::plan(&shadow, options, extra)
 }

@@ -133,7 +133,7 @@ impl<'a> Recorder<'a> {
             match groups {
                 Groups::Are([x, y, z]) => device.cmd_dispatch(commands, x, y, z),
                 Groups::At(buffer, offset) => {
-                    device.cmd_dispatch_indirect(commands, buffer, offset)
+                    device.cmd_dispatch_indirect(commands, buffer, offset);
                 }
             }
         }

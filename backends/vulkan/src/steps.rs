@@ -58,6 +58,7 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
         Activation::Relu => 3,
         Activation::Sigmoid => 4,
         Activation::Tanh => 5,
+        Activation::Softplus => 6,
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Matrix {
 
 impl Matrix {
     /// Checks that the tiles cover the rows in order and lie inside their buffers.
-    pub(crate) fn new(value: &Value, binding: WeightBinding<Buffer>) -> Result<Self> {
+    pub(crate) fn new(value: &Value, binding: &WeightBinding<Buffer>) -> Result<Self> {
         let fault = |why: String| Error::invalid(format!("weight `{}`: {why}", value.name));
         let Dim::Fixed(n_rows) = value.rows() else { return Err(fault("no fixed shape".into())) };
         let is_vector = value.dims.len() == 1;

@@ -20,16 +20,8 @@ const FILES: [(&str, &str); 4] = [
     ("libtegula_openvino.so", "libtegula_openvino.d"),
     ("libtegula_reference.so", "libtegula_reference.d"),
 ];
-const PACKAGES: [&str; 8] = [
-    "-p",
-    "tegula-cli",
-    "-p",
-    "tegula-cpu",
-    "-p",
-    "tegula-openvino",
-    "-p",
-    "tegula-reference",
-];
+const PACKAGES: [&str; 8] =
+    ["-p", "tegula-cli", "-p", "tegula-cpu", "-p", "tegula-openvino", "-p", "tegula-reference"];
 
 /// The folder of the command and the plugins, with all of them fresh.
 pub fn target_dir() -> &'static Path {

@@ -73,6 +73,20 @@ fn smollm2_on_reference() {
     check(&SMOLLM2, "reference", DType::F32, &["chat"], 8);
 }
 
+/// On every OpenCL device that drivers offer here.
+#[test]
+fn smollm2_on_opencl() {
+    let runtime = runtime();
+    let ids = runtime.devices().into_iter().map(|device| device.id());
+    let devices: Vec<_> = ids.filter(|id| id.starts_with("opencl:")).collect();
+    if devices.is_empty() {
+        eprintln!("SKIPPED: no OpenCL device, or the backend is not built");
+    }
+    for device in devices {
+        check(&SMOLLM2, &device, DType::F32, &["chat"], 8);
+    }
+}
+
 #[test]
 fn gemma3_on_cpu() {
     let prompts = if full() { ALL } else { &["chat", "long"] };

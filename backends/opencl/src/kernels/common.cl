@@ -40,6 +40,7 @@ inline float activate(const uint which, const float x) {
     case 2: return 0.5f * x * erfc(-x * 0.70710678118654752f);
     case 3: return fmax(x, 0.0f);
     case 4: return 1.0f / (1.0f + exp(-x));
+    case 6: return fmax(x, 0.0f) + log1p(exp(-fabs(x)));
     default: return tanh(x);
     }
 }

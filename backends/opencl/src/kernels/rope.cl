@@ -10,19 +10,23 @@ inline float2 rotation(const ulong turn, const int position, const float magnitu
     return (float2)(cospi(half_turns), sinpi(half_turns)) * magnitude;
 }
 
-// One work-item for each pair of a head; the elements that do not turn are copied by the last ones.
+// One work-item for each pair of a head; the elements that do not turn are copied by the last ones. Queries and keys turn alike, so they
+// run together: `n` items of x, then `n2` of x2.
 __kernel void rope(
-    IN(x), IN(positions), IN(turns), OUT(y),
-    const ulong n, const uint n_head, const uint head_dim, const uint n_rot, const uint neox, const float magnitude
+    IN(x), IN(x2), IN(positions), IN(turns), OUT(y), OUT(y2),
+    const ulong n, const ulong n2, const uint n_head_x, const uint n_head_x2,
+    const uint head_dim, const uint n_rot, const uint neox, const float magnitude
 ) {
-    const ulong i = get_global_id(0);
-    if (i >= n) return;
+    const bool is_second = get_global_id(0) >= n;
+    const ulong i = is_second ? get_global_id(0) - n : get_global_id(0);
+    if (is_second && i >= n2) return;
+    const uint n_head = is_second ? n_head_x2 : n_head_x;
     // Pairs of turning elements, then single elements.
     const uint n_pairs = n_rot / 2, items = head_dim - n_pairs;
     const ulong head = i / items;
     const uint item = i % items;
-    __global const float* x = CAT(float, x) + head * head_dim;
-    __global float* y = AT(float, y) + head * head_dim;
+    __global const float* x = (is_second ? CAT(float, x2) : CAT(float, x)) + head * head_dim;
+    __global float* y = (is_second ? AT(float, y2) : AT(float, y)) + head * head_dim;
     if (item >= n_pairs) {
         y[item + n_pairs] = x[item + n_pairs];
         return;

@@ -126,7 +126,7 @@ fn base3(block: &[u8]) -> [u8; 256] {
     let (qs, qh): ([u8; 48], [u8; 4]) = (field(block, tq1_0::QS), field(block, tq1_0::QH));
     let digit = |byte: u8, n: usize| {
         let fraction = u16::from(byte.wrapping_mul(POWERS[n]));
-        (fraction * 3 >> 8) as u8
+        ((fraction * 3) >> 8) as u8
     };
     std::array::from_fn(|i| match i {
         0..160 => digit(qs[i % 32], i / 32),

@@ -57,6 +57,7 @@ const uint ACT_GELU_TANH = 1;
 const uint ACT_GELU_ERF = 2;
 const uint ACT_RELU = 3;
 const uint ACT_SIGMOID = 4;
+const uint ACT_SOFTPLUS = 6;
 
 float sigmoid(float x) { return 1.0 / (1.0 + exp(-max(x, -88.0))); }
 
@@ -73,5 +74,10 @@ float activate(float x, uint act) {
     if (act == ACT_GELU_ERF) return 0.5 * x * (1.0 + erf_exact(x * 0.70710678118));
     if (act == ACT_RELU) return max(x, 0.0);
     if (act == ACT_SIGMOID) return sigmoid(x);
+    if (act == ACT_SOFTPLUS) {
+        // The logarithm of 1 + e loses e's digits where e is small; its series does not.
+        float e = exp(-abs(x));
+        return max(x, 0.0) + (e < 1e-3 ? e * (1.0 - e * (0.5 - e / 3.0)) : log(1.0 + e));
+    }
     return tanh_exact(x);
 }

@@ -1,9 +1,9 @@
 // The run's record: what changes from run to run, so that recorded commands need not. Offsets are in words. `params.rs` writes it.
 //
-//   4 * g ..      of KV group g: block_len, offset of the sequences' tables, offset of the tiles' addresses, number of layers
-//   64 + 12 * c . of attention class c: groups of attention (3), offset of its tiles, groups of the combination (3), splits, keys a split
-//   tokens        for each row: sequence, position
-//   tables        for each sequence: offset of its KvBlocks, position of the first; a KvBlock is (segment, index in it)
+//   groups   of KV group g, at 4 g: block_len, offset of the sequences' tables, offset of the tiles' addresses, number of layers
+//   kinds    12 words each: workgroups of attention (3), offset of its tiles, workgroups of the combination (3), splits, keys a split
+//   tokens   for each row: sequence, position
+//   tables   for each sequence: offset of its KvBlocks, position of the first; a KvBlock is (segment, index in it)
 
 struct Place { uint64_t k; uint64_t v; };
 

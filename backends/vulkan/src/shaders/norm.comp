@@ -18,7 +18,7 @@ layout(push_constant) uniform Push {
     float eps;
 } p;
 
-shared float sums[64];
+shared float sums[128];
 
 float total(float v) {
     v = subgroupAdd(v);
