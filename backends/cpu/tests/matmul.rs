@@ -249,6 +249,101 @@ fn tiles_change_nothing() {
     }
 }
 
+/// Integers have no infinities: a model that has gone wrong must show it, and the rows beside it must not suffer. Zeros, and
+/// magnitudes at either end of the range of f32, are ordinary numbers.
+#[test]
+fn activations_at_the_edges() {
+    let pool = Pool::new(2).unwrap();
+    for dtype in [DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::Q6_K] {
+        for n_tokens in [1, 3, 20] {
+            let case = Case { dtype, n_in: 512, n_out: 13, cuts: &[4], n_tokens, bias: false };
+            let mut rng = Rng(77);
+            let (bytes, w) = random_blocks(&mut rng, dtype, case.n_in * case.n_out);
+            let (_chunks, tiles) = tiles(&case, &bytes);
+            for (factor, what) in [
+                (0.0, None),
+                (1e-30, None),
+                (1e30, None),
+                (1.0, Some(f32::NAN)),
+                (1.0, Some(f32::INFINITY)),
+            ] {
+                let mut x = rng.vec(n_tokens * case.n_in, factor);
+                // The first of three runs counts, the others are ordinary.
+                if let Some(what) = what {
+                    x[70] = what;
+                }
+                for kernels in machines() {
+                    let got = run(kernels, &pool, &case, &tiles, &x, None);
+                    for (t, (x, got)) in
+                        x.chunks_exact(case.n_in).zip(got.chunks_exact(case.n_out)).enumerate()
+                    {
+                        for (w, &got) in w.chunks_exact(case.n_in).zip(got) {
+                            let want: f64 =
+                                x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                            let scale: f64 =
+                                x.iter().zip(w).map(|(&x, &w)| f64::from(x * w).abs()).sum();
+                            let fits = (f64::from(got) - want).abs() <= 1e-4 * scale + 1e-38;
+                            assert!(
+                                fits || (!want.is_finite() && !got.is_finite()),
+                                "{dtype} token {t}: {got}, not {want}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Products that are run together give the same bits as each alone: which of them share a pass is no part of a result.
+#[test]
+fn together_as_alone() {
+    let pool = Pool::new(2).unwrap();
+    let mut rng = Rng(5);
+    let types = [DType::Q4_1, DType::F16, DType::Q6_K];
+    for n_tokens in [1, 2, 7] {
+        let x = rng.vec(256 * n_tokens, 2.0);
+        let cases = types.map(|dtype| Case {
+            dtype,
+            n_in: 256,
+            n_out: 31,
+            cuts: &[],
+            n_tokens,
+            bias: false,
+        });
+        let bytes = types.map(|dtype| random_blocks(&mut rng, dtype, 256 * 31).0);
+        for kernels in machines() {
+            let alone: Vec<Vec<f32>> = cases
+                .iter()
+                .zip(&bytes)
+                .map(|(case, bytes)| run(kernels, &pool, case, &tiles(case, bytes).1, &x, None))
+                .collect();
+            let mut ys = vec![vec![f32::NAN; 31 * n_tokens]; 3];
+            let tiles =
+                [0, 1, 2].map(|i| [RowTile { data: bytes[i].as_ptr(), first_row: 0, n_rows: 31 }]);
+            let mut products: Vec<MatMul<'_>> = ys
+                .iter_mut()
+                .zip(types)
+                .zip(&tiles)
+                .map(|((y, dtype), tiles)| MatMul {
+                    dtype,
+                    n_in: 256,
+                    n_out: 31,
+                    tiles,
+                    n_tokens,
+                    x: &x,
+                    bias: None,
+                    y,
+                })
+                .collect();
+            let mut scratch = vec![f32::NAN; MatMul::scratch_len(pool.n_threads(), 256, n_tokens)];
+            // SAFETY: the tiles lie in `bytes`.
+            unsafe { kernels.matmuls(&pool, &mut products, &mut scratch) }.unwrap();
+            assert_eq!(ys, alone, "{n_tokens} tokens on {}", kernels.isa().name());
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_are_refused() {
     let pool = Pool::new(1).unwrap();

@@ -44,7 +44,8 @@ fn revisions() {
         ([1, 1], true),
         ([0, 1], true),
         ([1, 9], true),
-        ([2, 9], false),
+        ([2, 9], true),
+        ([3, 9], false),
         ([0, 0], false),
         ([3, 2], false),
     ] {

@@ -83,17 +83,8 @@ impl Maker {
     /// Fills `out`, a whole number of blocks or values.
     pub(crate) fn fill(&self, out: &mut [u8], bits: &mut Bits) {
         match self {
-            Self::Table { values, size } => {
-                // 12 bits a value, 5 values a word.
-                for word in out.chunks_mut(5 * size) {
-                    let mut random = bits.next();
-                    for value in word.chunks_exact_mut(*size) {
-                        let at = random as usize % TABLE * size;
-                        value.copy_from_slice(&values[at..at + size]);
-                        random >>= 12;
-                    }
-                }
-            }
+            Self::Table { values, size: 2 } => draw::<2>(values, out, bits),
+            Self::Table { values, .. } => draw::<4>(values, out, bits),
             Self::Blocks { bytes, fields } => {
                 bits.fill(out);
                 for block in out.chunks_exact_mut(*bytes) {
@@ -104,6 +95,19 @@ impl Maker {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Fills `out` with values of `N` bytes from a table, 12 bits of randomness for each and 5 values a word.
+fn draw<const N: usize>(table: &[u8], out: &mut [u8], bits: &mut Bits) {
+    let (table, _) = table.as_chunks::<N>();
+    let (values, _) = out.as_chunks_mut::<N>();
+    for word in values.chunks_mut(5) {
+        let mut random = bits.next();
+        for value in word {
+            *value = table[random as usize % TABLE];
+            random >>= 12;
         }
     }
 }

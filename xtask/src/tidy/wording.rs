@@ -34,6 +34,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("abi/src", "the boundary: raw pointers in, raw pointers out"),
     ("abi/tests", "calls the boundary as a plugin in C would"),
     ("abi/program/src/ffi.rs", "reads a program from the boundary's tables"),
+    ("abi/program/src/ffi", "reads the parameters of ops, likewise"),
+    ("abi/program/tests", "reads back what it laid out for the boundary"),
     ("abi/sdk", "makes the boundary's tables from safe traits"),
     ("runtime/plugin", "the one crate that opens libraries"),
     ("backends", "kernels and drivers"),

@@ -5,8 +5,10 @@
 //!   file, and each path is tested against the same oracles.
 //! - **Chosen at construction.** [`Kernels::detect`] looks once; after that each task costs one predictable branch.
 //! - **No allocation.** Whoever needs scratch says how much beforehand, in f32, and gets a slice.
-//! - **f32 activations.** Weights are decoded exactly; sums are f32 in several lanes, so the error of a dot product of `n`
-//!   terms is about `sqrt(n / lanes)` roundings of its largest partial sum.
+//! - **16-bit activations for block types, f32 for plain ones.** 8-bit activations would lose more than the weights' own
+//!   rounding leaves; f32 ones cost twice the multiplications and an unpacking to four bytes instead of two. Sums of 32
+//!   products are exact; from there on sums are f32 in several lanes, so the error of a dot product of `n` terms is about
+//!   `sqrt(n / lanes)` roundings of its largest partial sum.
 
 #![allow(
     unsafe_code,

@@ -290,6 +290,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> F8 {
         // SAFETY: the caller promises eight readable f32.
         F8(unsafe { p.cast::<[f32; 8]>().read_unaligned() })

@@ -292,14 +292,14 @@ impl RunPiece<'_> {
                 for (r, row) in rows.iter_mut().enumerate() {
                     *row = row.add(r * row_bytes);
                 }
-                let sums = dot_rows::<S, W, R, T>(s, rows, q, dk);
+                let sums = dot_rows::<S, W, R, T>(s, rows, q, dk, R * row_bytes);
                 for (r, sums) in sums.iter().enumerate() {
                     self.put_scores::<S, T>(at + c + r, sums);
                 }
                 c += R;
             }
             while c < n {
-                let sums = dot_rows::<S, W, 1, T>(s, [k.add(c * row_bytes)], q, dk);
+                let sums = dot_rows::<S, W, 1, T>(s, [k.add(c * row_bytes)], q, dk, row_bytes);
                 self.put_scores::<S, T>(at + c, &sums[0]);
                 c += 1;
             }

@@ -6,7 +6,8 @@
 use super::Simd;
 use super::weight::{Weight, apply};
 
-/// Dot products of `R` weight rows of `n` elements with `T` rows of `x`.
+/// Dot products of `R` weight rows of `n` elements with `T` rows of `x`. What lies `ahead` bytes after each row is wanted next:
+/// several short streams side by side are more than the machine's own prefetching follows.
 ///
 /// # Safety
 /// Each of `rows` is readable for `n` elements of type `W` and each of `x` for `n` f32; `n` is a multiple of the block
@@ -17,6 +18,7 @@ pub(crate) unsafe fn dot_rows<S: Simd, W: Weight, const R: usize, const T: usize
     rows: [*const u8; R],
     x: [*const f32; T],
     n: usize,
+    ahead: usize,
 ) -> [[f32; T]; R] {
     // SAFETY: block `b`, sub-block and vector offsets stay below `n`, which the caller vouches for.
     unsafe {
@@ -26,6 +28,9 @@ pub(crate) unsafe fn dot_rows<S: Simd, W: Weight, const R: usize, const T: usize
             let mut p = rows;
             for r in &mut p {
                 *r = r.add(b * W::BLOCK_BYTES);
+                for line in 0..W::BLOCK_BYTES.div_ceil(64) {
+                    s.prefetch(r.wrapping_add(ahead + 64 * line));
+                }
             }
             let mut xb = x;
             for t in &mut xb {

@@ -144,9 +144,15 @@ unsafe fn dot_piece<S: Simd, D: Source, const R: usize, const T: usize>(
                 for (r, row_r) in rows.iter_mut().enumerate() {
                     *row_r = row_r.add((done + r) * p.row_bytes);
                 }
-                sums = p.source.dot::<S, R, T>(s, rows, x, p.n_in);
+                sums = p.source.dot::<S, R, T>(s, rows, x, p.n_in, R * p.row_bytes);
             } else {
-                sums[0] = p.source.dot::<S, 1, T>(s, [data.add(done * p.row_bytes)], x, p.n_in)[0];
+                sums[0] = p.source.dot::<S, 1, T>(
+                    s,
+                    [data.add(done * p.row_bytes)],
+                    x,
+                    p.n_in,
+                    p.row_bytes,
+                )[0];
             }
             for (r, sums) in sums.iter().enumerate().take(group) {
                 let out = row + done + r;

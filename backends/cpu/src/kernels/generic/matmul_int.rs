@@ -304,18 +304,14 @@ impl DotTask<'_> {
             }
             let mut done = 0;
             while done < n_rows {
-                let group = if n_rows - done >= R { R } else { 1 };
-                let mut sums = [[0.0; T]; R];
-                let at = data.add(done * p.row_bytes);
-                if group == R {
-                    let mut rows = [at; R];
-                    for (r, row) in rows.iter_mut().enumerate() {
-                        *row = row.add(r * p.row_bytes);
-                    }
-                    sums = int_dot::<S, W, R, T>(s, rows, x, n_in);
-                } else {
-                    sums[0] = int_dot::<S, W, 1, T>(s, [at], x, n_in)[0];
+                // The last rows may be fewer: then the last of them is multiplied again, which costs less than another form of
+                // the product would.
+                let group = R.min(n_rows - done);
+                let mut rows = [data; R];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = row.add((done + r.min(group - 1)) * p.row_bytes);
                 }
+                let sums = int_dot::<S, W, R, T>(s, rows, x, n_in, R * p.row_bytes);
                 for (r, sums) in sums.iter().enumerate().take(group) {
                     let out = row + done + r;
                     let bias = p.bias.map_or(0.0, |b| b[out]);

@@ -88,6 +88,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Shift left by `n < 32`.
     fn ishl(self, a: Self::I, n: u32) -> Self::I;
 
+    /// Asks for the cache line at `p`, which need not be readable.
+    fn prefetch(self, p: *const u8);
     /// # Safety
     /// `p` is readable for `LANES` f32, at any alignment.
     unsafe fn load(self, p: *const f32) -> Self::F;

@@ -16,7 +16,7 @@ pub(crate) trait Source: Copy + Send + Sync {
     /// The row is readable up to element `k + len`, `out` is writable for `len` f32, and `len` is a multiple of the block
     /// length.
     unsafe fn decode<S: Simd>(self, s: S, row: *const u8, k: usize, len: usize, out: *mut f32);
-    /// Dot products of rows of `n` elements.
+    /// Dot products of rows of `n` elements; what lies `ahead` bytes after each is wanted next.
     /// # Safety
     /// Each of `rows` is readable for `n` elements and each of `x` for `n` f32.
     unsafe fn dot<S: Simd, const R: usize, const T: usize>(
@@ -25,6 +25,7 @@ pub(crate) trait Source: Copy + Send + Sync {
         rows: [*const u8; R],
         x: [*const f32; T],
         n: usize,
+        ahead: usize,
     ) -> [[f32; T]; R];
 }
 
@@ -55,9 +56,10 @@ impl<W: Weight> Source for Fused<W> {
         rows: [*const u8; R],
         x: [*const f32; T],
         n: usize,
+        ahead: usize,
     ) -> [[f32; T]; R] {
         // SAFETY: the caller's promise.
-        unsafe { dot_rows::<S, W, R, T>(s, rows, x, n) }
+        unsafe { dot_rows::<S, W, R, T>(s, rows, x, n, ahead) }
     }
 }
 
@@ -93,6 +95,7 @@ impl Source for Decoded {
         rows: [*const u8; R],
         x: [*const f32; T],
         n: usize,
+        _ahead: usize,
     ) -> [[f32; T]; R] {
         let mut piece = [0.0f32; PIECE];
         let mut out = [[0.0; T]; R];
@@ -107,7 +110,7 @@ impl Source for Decoded {
                         *t = t.add(k);
                     }
                     let part =
-                        dot_rows::<S, weight::F32, 1, T>(s, [piece.as_ptr().cast()], at, len);
+                        dot_rows::<S, weight::F32, 1, T>(s, [piece.as_ptr().cast()], at, len, 0);
                     for (sum, part) in sums.iter_mut().zip(part[0]) {
                         *sum += part;
                     }

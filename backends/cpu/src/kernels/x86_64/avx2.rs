@@ -192,6 +192,7 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         };
 
+        fn prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
         fn isplat(x: i32) -> __m256i = _mm256_set1_epi32(x);
         fn iadd(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
         fn isub(a: __m256i, b: __m256i) -> __m256i = _mm256_sub_epi32(a, b);

@@ -100,6 +100,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         fn sum(a: __m512) -> f32 = _mm512_reduce_add_ps(a);
         fn max_lane(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
 
+        fn prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
         fn isplat(x: i32) -> __m512i = _mm512_set1_epi32(x);
         fn iadd(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
         fn isub(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi32(a, b);

@@ -90,9 +90,6 @@ mod tests {
             assert_eq!(found, (matmul, threads, life, needs_oracle), "{only:?}");
         }
         let error = Selection::of(&["mathmul".to_owned()]).err().unwrap().to_string();
-        assert!(
-            error.contains("`mathmul`") && error.contains("attention, chain, limits"),
-            "{error}"
-        );
+        assert!(error.contains("`mathmul`") && error.contains("state, chain, limits"), "{error}");
     }
 }
