@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 
 fn build() -> Result<(), String> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    let compiler = std::env::var("TEGULA_GLSLC").unwrap_or_else(|_| "glslc".into());
+    let compiler = std::env::var("TEGULA_GLSLC").ok().or_else(set_up).unwrap_or("glslc".into());
     let mut table = String::new();
     for name in SHADERS {
         compile(&compiler, name, &out)?;
@@ -56,6 +56,16 @@ fn build() -> Result<(), String> {
         table += &entry(name, is_built);
     }
     std::fs::write(out.join("shaders.rs"), table).map_err(|error| format!("shaders.rs: {error}"))
+}
+
+/// The compiler that `cargo xtask setup` puts into the cache folder where the system's is too old or missing.
+fn set_up() -> Option<String> {
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|folder| !folder.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    let path = cache.join("tegula/tools/glslc/glslc");
+    path.is_file().then(|| path.to_string_lossy().into_owned())
 }
 
 fn entry(name: &str, is_built: bool) -> String {
@@ -77,7 +87,7 @@ fn compile(compiler: &str, name: &str, out: &Path) -> Result<(), String> {
         .output()
         .map_err(|error| {
             format!(
-                "cannot run the shader compiler `{compiler}`: {error}. Install it (Debian and Ubuntu: apt install glslc; \
+                "cannot run the shader compiler `{compiler}`: {error}. Run `cargo xtask setup`, install it (Debian and Ubuntu: apt install glslc; \
                  Fedora: dnf install glslc) or name one in TEGULA_GLSLC"
             )
         })?;

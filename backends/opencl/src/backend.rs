@@ -7,7 +7,7 @@ use ocl_core::ffi;
 use tegula_sdk::abi::{BufferTypeInfo, DeviceInfo, DeviceOptions, HeapInfo};
 use tegula_sdk::{Backend, Error, Result};
 
-/// The devices that were found. Their limits are not kept: see [`Facts`].
+/// The devices that were found. Their limits are not kept: see `Facts`.
 #[derive(Debug)]
 pub struct OpenCl {
     devices: Vec<Facts>,

@@ -2,7 +2,7 @@
 //!
 //! Drivers read their limits from the environment when they are loaded, so each case runs this test's own file again as a child, with the
 //! driver's variables. Intel's runtime is found through `TEGULA_INTEL_OPENCL`, the folder of its `libintelocl.so`, or in
-//! `~/.cache/tegula/intel-opencl-venv/lib`; without it those cases are skipped, and told.
+//! `~/.cache/tegula/intel-opencl/lib`; without it those cases are skipped, and told.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ const UHD_770: u64 = 4_294_959_104;
 /// The folder of Intel's CPU runtime.
 fn intel() -> Option<PathBuf> {
     let named = std::env::var_os("TEGULA_INTEL_OPENCL").map(PathBuf::from);
-    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl-venv/lib"));
+    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl/lib"));
     let found = named.or(cached).filter(|folder| folder.join("libintelocl.so").is_file());
     if found.is_none() {
         eprintln!("SKIPPED: no libintelocl.so; set TEGULA_INTEL_OPENCL");

@@ -181,7 +181,7 @@ fn the_validation_layer_is_silent() {
     };
     assert!(device.supports(&program).unwrap().iter().all(|yes| *yes));
     assert!(!device.memory(&program, &options).unwrap().scratch.is_empty());
-    let weight = Weight { dtype: DType::Q4_0, uses: 1, n_in: 96, n_rows: 64 };
+    let weight = Weight { dtype: DType::Q4_0, uses: 1, n_in: 96, n_rows: 64, rows_per_expert: 0 };
     let layout = device.weight_layout(&weight).unwrap();
     let tile = alloc(&device, 0, layout.group_bytes * 64);
     let rows = vec![0x11u8; 54 * 64];

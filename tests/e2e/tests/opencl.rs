@@ -27,7 +27,7 @@ enum Driver {
 /// The folder of Intel's CPU runtime.
 fn intel() -> Option<PathBuf> {
     let named = std::env::var_os("TEGULA_INTEL_OPENCL").map(PathBuf::from);
-    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl-venv/lib"));
+    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl/lib"));
     let found = named.or(cached).filter(|folder| folder.join("libintelocl.so").is_file());
     if found.is_none() {
         eprintln!("SKIPPED: no libintelocl.so; set TEGULA_INTEL_OPENCL");

@@ -1,6 +1,6 @@
 //! Drivers that PyPI carries as wheels, unpacked into folders of the cache where the tests look for them.
 //!
-//! Nothing of a package is run and no Python environment is changed: `pip install --target` only unpacks.
+//! Nothing of a package is run and no Python environment is changed: pip only unpacks.
 
 use super::cache;
 use crate::process;
@@ -12,6 +12,8 @@ struct Wheels {
     /// Folder below the cache folder.
     folder: &'static str,
     requirements: &'static [&'static str],
+    /// pip's option for where files go: `--target` leaves out libraries that a wheel carries beside its Python package.
+    place: &'static str,
     what_for: &'static str,
 }
 
@@ -19,11 +21,13 @@ const WHEELS: [Wheels; 2] = [
     Wheels {
         folder: "openvino",
         requirements: &["openvino==2026.4.1"],
+        place: "--target",
         what_for: "the OpenVINO backend is tested on its CPU device",
     },
     Wheels {
         folder: "intel-opencl",
         requirements: &["intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"],
+        place: "--prefix",
         what_for: "the OpenCL backend is tested on a second driver, Intel's for CPUs",
     },
 ];
@@ -67,7 +71,7 @@ fn ensure(wheels: &Wheels, folder: &Path) -> Result<()> {
                 ":all:",
                 "--no-compile",
                 "--root-user-action=ignore",
-                "--target",
+                wheels.place,
             ])
             .arg(&part)
             .args(wheels.requirements),
@@ -86,7 +90,12 @@ mod tests {
     fn a_folder_with_its_note_is_not_fetched_again() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("requirements.txt"), "no-such-package==1\n").unwrap();
-        let wheels = |requirements| Wheels { folder: "x", requirements, what_for: "nothing" };
+        let wheels = |requirements| Wheels {
+            folder: "x",
+            requirements,
+            place: "--target",
+            what_for: "nothing",
+        };
         ensure(&wheels(&["no-such-package==1"]), folder.path()).unwrap();
     }
 
