@@ -33,8 +33,6 @@ struct Flags {
 enum Chore {
     /// Build everything a first token needs, fetch a small model, and run it.
     Demo(demo::Flags),
-    /// Provide what building and testing need: packages, a shader compiler, drivers.
-    Setup,
     /// Fetch the models that the demo and the tests use, and check their digests.
     Models(models::Flags),
     /// Run every check and every test; what continuous integration runs.
@@ -54,7 +52,6 @@ enum Chore {
 fn main() -> ExitCode {
     let result = match Flags::parse().chore {
         Chore::Demo(flags) => demo::run(&flags),
-        Chore::Setup => machine::run(),
         Chore::Models(flags) => models::run(&flags),
         Chore::Test(flags) => test::run(&flags),
         Chore::Ci => test::run(&test::Flags::default()),
