@@ -3,12 +3,14 @@
 //! The peer is the PyPI package `llama-cpp-python`, built for this machine into a virtual environment in the cache folder; the comparison itself is
 //! `tests/bench/side_by_side.py`, which runs in that environment's interpreter.
 
-use crate::{machine, models, process};
+use crate::{models, process};
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const PEER: &str = "llama-cpp-python==0.3.36";
+/// Fails unless that version is there: ratios to another one would be told as ratios to this.
+const PROBE: &str = "import llama_cpp; assert llama_cpp.__version__ == '0.3.36'";
 
 /// What to compare.
 #[derive(clap::Args)]
@@ -34,7 +36,7 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
     if !model.is_file() {
         bail!("{}: no such file", model.display());
     }
-    let python = peer(&machine::cache()?.join("peer"))?;
+    let python = peer(&models::cache()?.join("peer"))?;
     process::run(&mut process::cargo([
         "build",
         "--release",
@@ -58,12 +60,12 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
 /// The interpreter of the peer's environment; made and built where it is not there yet.
 fn peer(folder: &Path) -> Result<PathBuf> {
     let python = folder.join("bin/python");
-    let is_there =
-        |python: &Path| process::succeeds(&python.to_string_lossy(), &["-c", "import llama_cpp"]);
+    let is_there = |python: &Path| process::succeeds(&python.to_string_lossy(), &["-c", PROBE]);
     if is_there(&python) {
         return Ok(python);
     }
-    println!("building {PEER} into {}: this takes some minutes", folder.display());
+    // Not on stdout, which is for --json.
+    eprintln!("building {PEER} into {}: this takes some minutes", folder.display());
     process::run(process::clean("python3").args(["-m", "venv"]).arg(folder))
         .context("Debian: apt-get install python3-venv")?;
     process::run(

@@ -283,6 +283,8 @@ pub(crate) struct ChatArgs {
 #[command(after_help = "\
 Each case runs once to set things up (column first), then --repeat times (median, least and most). Generation
 includes choosing the likeliest token. The context is as long as the longest case needs unless -c says otherwise.
+The column weights GB/s counts all weights once a token; a table of embeddings apart from the output matrix is counted
+though only a row of it is read.
 
 Examples:
   tegula bench model.gguf

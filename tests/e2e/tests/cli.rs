@@ -106,6 +106,11 @@ fn bad_input_is_told_apart_and_explained() {
         (&["logits", "MODEL", "--ids", "1,258"], 1, &["258", "vocabulary"]),
         (&["logits", "MODEL", "--ids", "1,2,3", "-c", "2"], 1, &["2 tokens", "-c"]),
         (&["run", "MODEL", "-p", "abcdefgh", "-c", "4"], 1, &["4 tokens", "-c"]),
+        (&["bench", "MODEL", "-p", "0", "-n", "0"], 1, &["nothing to measure", "-p"]),
+        (&["bench", "MODEL", "-p", "8", "-n", "2", "-c", "7"], 1, &["8 tokens", "-c 8"]),
+        (&["bench", "MODEL", "-d", "4294967295"], 1, &["2^32"]),
+        (&["bench", "MODEL", "-d", "4294000000", "-c", "64"], 1, &["4294000512", "64"]),
+        (&["bench", "MODEL", "-r", "0"], 2, &["--repeat"]),
         (&["run", "MODEL", "-p", "a", "-c", "4294967295"], 1, &["4294967295", "-c"]),
     ];
     for (args, code, needles) in cases {
@@ -293,6 +298,24 @@ fn reports_are_json() {
     let chunks = plan["devices"][0]["heaps"][0]["chunks"].as_array().unwrap();
     let tensors_of = |chunk: &Value| chunk["tiles"].as_array().cloned().unwrap_or_default();
     assert!(chunks.iter().flat_map(tensors_of).any(|tile| tile["tensor"] == "token_embd.weight"));
+
+    // Scripts read cases by their place: a missing one would shift a speed to another's name.
+    let args = ["bench", "MODEL", "-p", "8,3", "-n", "2", "-d", "0,40", "-r", "2", "--json"];
+    let bench = parse(&folder.run(&args));
+    let cases = bench["cases"].as_array().unwrap();
+    let names: Vec<Value> =
+        cases.iter().map(|case| json!([case["kind"], case["n_tokens"], case["depth"]])).collect();
+    let at = |depth: u32| {
+        [json!(["prompt", 8, depth]), json!(["prompt", 3, depth]), json!(["generate", 2, depth])]
+    };
+    assert_eq!(names, [at(0), at(40)].concat());
+    for case in cases {
+        let samples = case["samples"].as_array().unwrap();
+        let number = |name: &str| case[name].as_f64().unwrap();
+        assert!(samples.len() == 2 && number("first") > 0.0, "{case}");
+        let (min, median, max) = (number("min"), number("median"), number("max"));
+        assert!(0.0 < min && min <= median && median <= max, "{case}");
+    }
 
     let devices = folder.run(&["devices", "--json"]);
     let text = parse(&devices).to_string();

@@ -11,8 +11,7 @@ mod shader_compiler;
 mod wheels;
 
 use crate::process;
-use anyhow::{Context as _, Result};
-use std::path::PathBuf;
+use anyhow::Result;
 use std::process::ExitCode;
 
 /// Provides everything, and says what could not be had.
@@ -30,16 +29,6 @@ pub(crate) fn provide() -> Vec<String> {
     unmet.extend(shader_compiler::provide().err().map(|error| format!("{error:#}")));
     unmet.extend(wheels::provide());
     unmet
-}
-
-/// The user's cache folder of this project.
-pub(crate) fn cache() -> Result<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|folder| !folder.is_empty())
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
-        .context("neither XDG_CACHE_HOME nor HOME is set")?;
-    Ok(base.join("tegula"))
 }
 
 /// Whether this is root on a system with apt.

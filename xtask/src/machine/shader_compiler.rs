@@ -6,7 +6,7 @@
 //! lists of its own below the cache folder: signatures are checked, the system's lists and packages stay as they are, and
 //! root is not needed.
 
-use super::cache;
+use crate::models::cache;
 use crate::process;
 use anyhow::{Context as _, Result, bail};
 use std::fs;

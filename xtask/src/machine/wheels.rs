@@ -2,7 +2,7 @@
 //!
 //! Nothing of a package is run and no Python environment is changed: pip only unpacks.
 
-use super::cache;
+use crate::models::cache;
 use crate::process;
 use anyhow::{Context as _, Result};
 use std::fs;

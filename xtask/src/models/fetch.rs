@@ -69,7 +69,7 @@ pub(crate) fn ensure(model: &Model, folder: &Path) -> Result<PathBuf, ModelError
         }
     }
     let mib = model.bytes >> 20;
-    println!(
+    eprintln!(
         "fetching {} ({mib} MiB) into {}\n  licence: {}",
         model.file,
         folder.display(),

@@ -13,7 +13,7 @@ mod verify;
 use anyhow::{Context as _, Result};
 use catalogue::MODELS;
 pub(crate) use fetch::ModelError;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 pub(crate) use verify::hex;
 
@@ -65,12 +65,20 @@ pub(crate) fn ensure_all() -> Result<Vec<(&'static str, Result<PathBuf, ModelErr
     Ok(fetchable.map(|model| (model.file, fetch::ensure(model, &folder))).collect())
 }
 
-/// Where the models lie: `TEGULA_MODELS`, or `tegula/models` in the user's cache folder.
+/// Where the models lie: `TEGULA_MODELS`, or `models` in this project's cache folder.
 pub(crate) fn folder() -> Result<PathBuf> {
-    let variable =
-        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     place(variable("TEGULA_MODELS"), variable("XDG_CACHE_HOME"), variable("HOME"))
         .context("neither TEGULA_MODELS nor XDG_CACHE_HOME nor HOME says where to keep the models")
+}
+
+/// This project's folder in the user's cache folder.
+pub(crate) fn cache() -> Result<PathBuf> {
+    cache_in(variable("XDG_CACHE_HOME"), variable("HOME"))
+        .context("neither XDG_CACHE_HOME nor HOME says where the cache folder is")
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 fn place(
@@ -78,12 +86,13 @@ fn place(
     cache: Option<PathBuf>,
     home: Option<PathBuf>,
 ) -> Option<PathBuf> {
+    models.or_else(|| cache_in(cache, home).map(|cache| cache.join("models")))
+}
+
+fn cache_in(cache: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
     // The base directory specification tells to ignore a relative XDG_CACHE_HOME.
     let cache = cache.filter(|path| path.is_absolute());
-    let below = |path: &Path| path.join("tegula/models");
-    models
-        .or_else(|| cache.as_deref().map(below))
-        .or_else(|| home.map(|home| below(&home.join(".cache"))))
+    cache.or_else(|| home.map(|home| home.join(".cache"))).map(|cache| cache.join("tegula"))
 }
 
 #[cfg(test)]

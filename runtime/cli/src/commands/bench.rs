@@ -6,7 +6,7 @@
 use crate::args::BenchArgs;
 use crate::output;
 use crate::table::{table, terminal_width};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -55,15 +55,18 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let longest = cases.iter().map(|(_, n, depth)| u64::from(*n) + u64::from(*depth)).max();
     let longest =
         longest.filter(|n| *n > 0).context("nothing to measure: give -p N or -n N above 0")?;
+    let longest = u32::try_from(longest).context("the tokens of one case are over 2^32")?;
     let mut options = args.load.how.options(1);
-    if options.plan.n_ctx.is_none() {
-        options.plan.n_ctx =
-            Some(u32::try_from(longest).context("the tokens of one case are over 2^32")?);
+    let n_ctx = *options.plan.n_ctx.get_or_insert(longest);
+    if n_ctx < longest {
+        bail!(
+            "a case takes {longest} tokens, the context is {n_ctx}: give -c {longest}, or shorter cases"
+        );
     }
     let (model, load) = output::load_with(&args.load, &options)?;
     output::catch_ctrl_c()?;
     let bar = ProgressBar::new(cases.len() as u64 * u64::from(args.repeat + 1));
-    let mut results = Vec::new();
+    let (n_cases, mut results) = (cases.len(), Vec::new());
     for (kind, n_tokens, depth) in cases {
         bar.println(format!("{}: {n_tokens} tokens at depth {depth}", kind.name()));
         match measure(&model, kind, n_tokens, depth, args.repeat, &bar)? {
@@ -72,6 +75,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     bar.finish_and_clear();
+    if results.len() < n_cases {
+        eprintln!("interrupted: {} of {n_cases} cases were measured", results.len());
+    }
     let report = Report {
         model: model.file().path().display().to_string(),
         device: model.plan().device_names(),
@@ -109,18 +115,21 @@ fn measure(
 ) -> Result<Option<Case>> {
     let mut sequence = model.sequence();
     let mut tokens = Tokens { state: 1, n_vocab: model.info().n_vocab.max(1) };
-    sequence.eval(&tokens.take(depth), Outputs::Last, &output::CANCEL, |_, _| Ok(()))?;
+    if !sequence.eval(&tokens.take(depth), Outputs::Last, &output::CANCEL, |_, _| Ok(()))? {
+        return Ok(None);
+    }
     let prompt = tokens.take(n_tokens);
     let mut rates = Vec::new();
     for _ in 0..=repeat {
-        if output::CANCEL.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         sequence.truncate(depth);
         let time = match kind {
             Kind::Prompt => prompt_time(&mut sequence, &prompt)?,
             Kind::Generate => generate_time(&mut sequence, prompt.first().copied(), n_tokens)?,
         };
+        // What was cut short took less time than its tokens would have.
+        if output::CANCEL.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         rates.push(f64::from(n_tokens) / time.as_secs_f64().max(1e-9));
         bar.inc(1);
     }
@@ -154,6 +163,9 @@ fn generate_time(sequence: &mut Sequence, first: Option<u32>, n: u32) -> Result<
     let mut next = first;
     let begin = Instant::now();
     for _ in 0..n {
+        if output::CANCEL.load(Ordering::Relaxed) {
+            break;
+        }
         let Some(token) = next.take() else { break };
         sequence.eval(&[token], Outputs::Last, &output::CANCEL, |pos, logits| {
             next = Some(sampler.sample(logits, pos)?);
@@ -184,7 +196,7 @@ impl Tokens {
     fn take(&mut self, n: u32) -> Vec<u32> {
         (0..n)
             .map(|_| {
-                // Knuth's linear congruential generator for 64 bits; its upper half is random enough.
+                // Knuth's linear congruential generator for 64 bits, of which the upper bits are random enough.
                 self.state = self
                     .state
                     .wrapping_mul(6_364_136_223_846_793_005)
