@@ -334,9 +334,16 @@ fn check_refusal(error: &Error, case: &Case, try_again: &dyn Fn(&ModelOptions) -
             assert!(text.contains("TEGULA_MAX_BUFFER"));
             return;
         }
-        // What nobody knows may be refused, as long as that is what it says.
-        other if case.cards.iter().any(|card| !card.knows_free) => {
-            assert!(text.contains("unknown"), "{other}");
+        Error::MemoryUnknown { device, needed } => {
+            assert!(case.cards.iter().any(|card| !card.knows_free), "{text}");
+            assert!(text.contains(device.as_str()) && text.contains(&needed.to_string()));
+            assert!(text.contains("TEGULA_MEMORY_LIMIT"));
+            let mut forced = options(case);
+            forced.plan.force = true;
+            let error = try_again(&forced);
+            let is_no_matter_of_memory =
+                matches!(error, Some(Error::RowTooBig { .. } | Error::ScratchTooBig { .. }));
+            assert!(error.is_none() || is_no_matter_of_memory, "--force gives no plan: {error:?}");
             return;
         }
         other => panic!("no refusal of a plan: {other}"),

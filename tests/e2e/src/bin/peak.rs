@@ -16,8 +16,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let dtype = DType::from_name(dtype).ok_or("a type")?;
     let (n_ctx, n_tokens): (u32, u32) = (n_ctx.parse()?, n_tokens.parse()?);
-    let plan =
-        PlanOptions { n_ctx: Some(n_ctx), dtype_k: dtype, dtype_v: dtype, ..Default::default() };
+    let n_sequences = n_ctx / n_tokens;
+    let plan = PlanOptions {
+        n_ctx: Some(n_ctx),
+        n_parallel: n_sequences,
+        dtype_k: dtype,
+        dtype_v: dtype,
+        ..Default::default()
+    };
     let options = ModelOptions { device: Some(device.clone()), plan, ..Default::default() };
     let runtime = runtime();
     Model::plan_only(&runtime, path, &options)?;
@@ -25,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Model::open(&runtime, path, &options, &mut |_| {})?;
     let tokens: Vec<u32> = (0..n_tokens).map(|i| 3 + i * 37 % 200).collect();
     let mut sequences = Vec::new();
-    for _ in 0..n_ctx / n_tokens {
+    for _ in 0..n_sequences {
         let mut sequence = model.sequence();
         sequence.eval(&tokens, Outputs::Last, &AtomicBool::new(false), |_, _| Ok(()))?;
         sequences.push(sequence);

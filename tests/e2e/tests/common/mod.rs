@@ -230,7 +230,7 @@ pub(crate) fn cards(tiny: bool) -> impl Strategy<Value = Card> {
     );
     let alignments = (
         prop::sample::select(vec![1u64, 64, 256, 4096]),
-        prop::sample::select(vec![1u64, 256]),
+        prop::sample::select(vec![1u64, 256, 4096, 65_536]),
         prop::sample::select(vec![1u64, 64, 4096]),
         prop::sample::select(vec![1u64, 4, 64]),
     );
