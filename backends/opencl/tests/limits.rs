@@ -77,11 +77,12 @@ fn child(name: &str, check: &str, with_intel: bool, env: &[(&str, String)]) -> b
 }
 
 /// A model is cut by these figures: one that is another device's, or of another time, ends in a failed load.
-fn check_stated(wanted: &[Option<u64>]) {
+///
+/// The limit of some device is `wanted`, wherever the loader puts its platform.
+fn check_stated(wanted: Option<u64>) {
     let backend = OpenCl::open().unwrap();
     let devices = devices();
     assert_eq!(devices.len(), backend.n_devices() as usize);
-    assert!(devices.len() >= wanted.len(), "{} devices", devices.len());
     let n = devices.len();
     let orders = [(0..n).collect::<Vec<_>>(), (0..n).rev().collect()];
     let check = |order: &[usize]| {
@@ -91,9 +92,6 @@ fn check_stated(wanted: &[Option<u64>]) {
             let (ours, after) = (stated(&backend, *i), query(&devices[*i]));
             let (low, high) = (before.min(after), before.max(after));
             assert!((low..=high).contains(&ours), "device {i}: {ours}, the driver says {before}");
-            if let Some(Some(wanted)) = wanted.get(*i) {
-                assert_eq!(ours, *wanted, "device {i}");
-            }
         }
     };
     orders.iter().for_each(|order| check(order));
@@ -103,6 +101,8 @@ fn check_stated(wanted: &[Option<u64>]) {
             scope.spawn(move || (0..50).for_each(|_| check(order)));
         }
     });
+    let limits: Vec<u64> = (0..n).map(|i| stated(&backend, i)).collect();
+    assert!(wanted.is_none_or(|wanted| limits.contains(&wanted)), "{limits:?}");
     println!("CHECKED {n} devices");
 }
 
@@ -130,8 +130,8 @@ fn check_refusals() {
 fn is_child() -> bool {
     let Some(check) = std::env::var_os(CHILD) else { return false };
     match check.to_str() {
-        Some("stated") => check_stated(&[]),
-        Some("forced") => check_stated(&[Some(UHD_770)]),
+        Some("stated") => check_stated(None),
+        Some("forced") => check_stated(Some(UHD_770)),
         Some("refusals") => check_refusals(),
         other => panic!("{other:?}"),
     }

@@ -29,7 +29,7 @@ fn runtime(fake: &Installed) -> Runtime {
 
 fn open(runtime: &Runtime, file: &Path, device: u32) -> Result<Model, Error> {
     // The KV cache grows while a request is decoded, so that its allocations are among the steps.
-    let plan = PlanOptions { n_ctx: Some(64), n_ubatch: 16, ..Default::default() };
+    let plan = PlanOptions { n_ctx: Some(64), n_ubatch: 16, n_parallel: 2, ..Default::default() };
     let options =
         ModelOptions { device: Some(format!("fake:{device}")), plan, ..Default::default() };
     Model::open(runtime, file, &options, &mut |_| {})

@@ -26,7 +26,12 @@ const WHEELS: [Wheels; 2] = [
     },
     Wheels {
         folder: "intel-opencl",
-        requirements: &["intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"],
+        requirements: &[
+            "intel-opencl-rt==2026.2.0",
+            "intel-cmplr-lib-rt==2026.2.0",
+            "tbb==2023.2.0",
+            "tcmlib==1.6.0",
+        ],
         place: "--prefix",
         what_for: "the OpenCL backend is tested on a second driver, Intel's for CPUs",
     },

@@ -52,13 +52,22 @@ pub(crate) struct Budget {
     heaps: Vec<Vec<Account>>,
     pools: Vec<(Key, Account)>,
     names: Vec<String>,
+    /// For each device, the heap that it carves from the host's memory.
+    host_heaps: Vec<Option<usize>>,
 }
 
 impl Budget {
     pub(crate) fn new(devices: &[OpenDevice], free: &FreeMemory) -> Self {
-        let mut out = Self { heaps: Vec::new(), pools: Vec::new(), names: Vec::new() };
+        let mut out = Self {
+            heaps: Vec::new(),
+            pools: Vec::new(),
+            names: Vec::new(),
+            host_heaps: Vec::new(),
+        };
         for (index, open) in devices.iter().enumerate() {
             out.names.push(open.entry.id());
+            let is_hosts = |heap: &tegula_plugin::Heap| heap.pool == POOL_HOST;
+            out.host_heaps.push(open.entry.info.heaps.iter().position(is_hosts));
             let mut heaps = Vec::new();
             for (number, heap) in (0u32..).zip(&open.entry.info.heaps) {
                 let bytes = free.heap(index, number).and_then(|heap| heap.bytes);
@@ -86,13 +95,7 @@ impl Budget {
     }
 
     fn charge(&mut self, by: Taker<'_>, add: impl Fn(&mut Account)) {
-        let charge = |account: &mut Account| {
-            add(account);
-            account.device.get_or_insert(by.device);
-            if !account.slots.contains(&by.slot) {
-                account.slots.push(by.slot);
-            }
-        };
+        let charge = |account: &mut Account| account.charge(by.device, by.slot, &add);
         charge(self.pool(key(by.device, by.place.heap.pool)));
         let heaps = self.heaps.get_mut(by.device);
         if let Some(heap) = heaps.and_then(|h| h.get_mut(by.place.buffer_type.heap as usize)) {
@@ -114,16 +117,33 @@ impl Budget {
         }
     }
 
+    /// Memory of the process itself, for a device and a slot of it: of the host's pool, and of the device's own heap in that pool, which is where
+    /// the plan shows it. A heap of which nothing is known is not in use because of it.
+    fn charge_host(&mut self, device: usize, slot: usize, add: impl Fn(&mut Account)) {
+        self.pool(Key::Host).charge(device, slot, &add);
+        let heap = self.host_heaps.get(device).copied().flatten();
+        let heaps = self.heaps.get_mut(device);
+        let heap = heap.and_then(|heap| heaps?.get_mut(heap)).filter(|heap| heap.free.is_some());
+        if let Some(heap) = heap {
+            heap.charge(device, slot, &add);
+        }
+    }
+
     /// Takes bytes of the host's memory.
-    pub(crate) fn take_host(&mut self, bytes: u64) {
-        let host = self.pool(Key::Host);
-        host.taken = host.taken.saturating_add(bytes);
+    pub(crate) fn take_host(&mut self, device: usize, slot: usize, bytes: u64) {
+        if bytes > 0 {
+            let add = |account: &mut Account| account.taken = account.taken.saturating_add(bytes);
+            self.charge_host(device, slot, add);
+        }
     }
 
     /// Takes bytes of the host's memory, for each token of the context.
-    pub(crate) fn take_host_per_token(&mut self, bytes: u64) {
-        let host = self.pool(Key::Host);
-        host.per_token = host.per_token.saturating_add(bytes);
+    pub(crate) fn take_host_per_token(&mut self, device: usize, slot: usize, bytes: u64) {
+        if bytes > 0 {
+            let add =
+                |account: &mut Account| account.per_token = account.per_token.saturating_add(bytes);
+            self.charge_host(device, slot, add);
+        }
     }
 
     fn accounts(&self) -> impl Iterator<Item = &Account> {
@@ -183,6 +203,14 @@ impl Budget {
 }
 
 impl Account {
+    fn charge(&mut self, device: usize, slot: usize, add: impl Fn(&mut Self)) {
+        add(self);
+        self.device.get_or_insert(device);
+        if !self.slots.contains(&slot) {
+            self.slots.push(slot);
+        }
+    }
+
     fn usable(&self) -> Option<u64> {
         self.free.map(|free| free - free / RESERVE_SHARE)
     }

@@ -327,9 +327,10 @@ impl Planner<'_> {
             let by = |place| Taker { device: plan.device, slot: *slot, place };
             let weights = places.weights.taken_by(&plan.weights);
             budget.take(by(&places.weights), weights.saturating_add(fixed.device_bytes));
-            budget.take_host(fixed.host_bytes);
+            budget.take_host(plan.device, *slot, fixed.host_bytes);
             budget.take_per_token(by(&places.weights), of_token.device_bytes);
-            budget.take_host_per_token(of_token.host_bytes);
+            budget.take_host_per_token(plan.device, *slot, of_token.host_bytes);
+            budget.take_host(plan.device, *slot, self.crossing_bytes(stage, bounds)?);
             let per_token = bytes_per_token(&plan.kv.layers);
             budget.take_per_token(by(&places.kv), per_token);
             // Padding and rounding do not grow evenly with the context; at this one they are known.
@@ -338,8 +339,9 @@ impl Planner<'_> {
             budget.take(by(&places.kv), taken.saturating_sub(tokens));
             budget.take(by(&places.kv), plan.state.planned_bytes()?);
         }
-        budget.take_host(self.logits_bytes(bounds)?);
-        budget.take_host(self.activation_bytes(stages, bounds)?);
+        if let Some((plan, slot)) = plans.iter().zip(slots).next_back() {
+            budget.take_host(plan.device, *slot, self.logits_bytes(bounds)?);
+        }
         Ok(budget)
     }
 

@@ -17,7 +17,8 @@ fn open(plugin: &Path, model: &Path) -> (Runtime, Model) {
     let registry = RegistryOptions { explicit: vec![plugin.to_owned()], standard: false };
     let runtime = Runtime::new(&RuntimeOptions { registry, ..Default::default() });
     let id = format!("{}:0", runtime.registry().backends[0].id());
-    let plan = PlanOptions { n_ctx: Some(512), n_ubatch: 32, ..Default::default() };
+    // One sequence may decode beside the first.
+    let plan = PlanOptions { n_ctx: Some(512), n_ubatch: 32, n_parallel: 2, ..Default::default() };
     let options = ModelOptions { device: Some(id), plan, ..Default::default() };
     let model = Model::open(&runtime, model, &options, &mut |_| {}).unwrap();
     (runtime, model)
