@@ -66,8 +66,17 @@ pub fn limited(data_bytes: u64, args: &[&str]) -> Command {
 
 /// The greatest resident memory of this process so far, in bytes.
 pub fn resident_peak() -> u64 {
+    status("VmHWM:")
+}
+
+/// The resident memory of this process, in bytes.
+pub fn resident() -> u64 {
+    status("VmRSS:")
+}
+
+fn status(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("this process's status");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of KiB");
     kib * 1024
 }

@@ -99,7 +99,8 @@ fn check(device: &str, max_buffer: Option<u64>, cases: &[&str]) {
             for (prompt, golden) in facts["prompts"].as_object().unwrap() {
                 if let Some(reference) = reference_of(golden, name) {
                     let at = format!("{device} {case} {file} {prompt}");
-                    check_prompt(&model, &folder, golden, reference, &at);
+                    let bound = kl_bound(&facts, reference);
+                    check_prompt(&model, &folder, golden, reference, bound, &at);
                 }
             }
         }
@@ -126,26 +127,42 @@ fn reference_of<'a>(golden: &'a Value, file: &str) -> Option<&'a Value> {
     golden["quantised"].get(file)
 }
 
-fn check_prompt(model: &Model, folder: &Path, golden: &Value, reference: &Value, at: &str) {
+/// How far a single position may be off. Quantised weights go with rounded activations, and where these turn a router's choice, a position
+/// is off by as much as the peer's; nothing else excuses more than [`KL_MAX`].
+fn kl_bound(facts: &Value, reference: &Value) -> f64 {
+    let has_experts = facts["config"].as_object().unwrap().keys().any(|k| k.contains("expert"));
+    match reference["llama_cpp_default"]["kl_max"].as_f64() {
+        Some(peer) if has_experts => peer,
+        peer => peer.unwrap_or(KL_MAX).min(KL_MAX),
+    }
+}
+
+fn check_prompt(
+    model: &Model,
+    folder: &Path,
+    golden: &Value,
+    reference: &Value,
+    bound: f64,
+    at: &str,
+) {
     let tokens = ids(&golden["ids"]);
     let exact = Exact::of(golden, reference, folder, model.info().n_vocab as usize);
-    let (mut worst, mut n_compared, mut next) = (0f64, 0, 0);
+    let (mut distances, mut next) = (Vec::new(), 0);
     let mut sequence = model.sequence();
     let never = AtomicBool::new(false);
     sequence
         .eval(&tokens, Outputs::All, &never, |pos, logits| {
-            if let Some(distance) = exact.kl(pos, logits) {
-                worst = worst.max(distance);
-                n_compared += 1;
-            }
+            distances.extend(exact.kl(pos, logits));
             next = argmax(logits);
             Ok(())
         })
         .unwrap();
-    assert_eq!(n_compared, exact.positions.len(), "{at}: positions are left");
-    let peer = reference["llama_cpp_default"]["kl_max"].as_f64().unwrap_or(KL_MAX);
-    println!("{at}: KL max {worst:.1e}");
-    assert!(worst < KL_MAX.min(peer), "{at}: KL max {worst:e}, the peer's {peer:e}");
+    assert_eq!(distances.len(), exact.positions.len(), "{at}: positions are left");
+    distances.sort_by(f64::total_cmp);
+    let (median, worst) = (distances[distances.len() / 2], distances[distances.len() - 1]);
+    println!("{at}: KL median {median:.1e}, max {worst:.1e}");
+    assert!(median < KL_MAX, "{at}: KL median {median:e}");
+    assert!(worst < bound, "{at}: KL max {worst:e} of {bound:e}");
 
     let margins = reference["greedy_margin"].as_array().unwrap();
     for (i, (token, margin)) in ids(&reference["greedy"]).into_iter().zip(margins).enumerate() {

@@ -53,6 +53,7 @@ impl Host {
     fn run(&self, args: &[&str], variables: &[(&str, &str)]) -> Output {
         Command::new(&self.command)
             .args(args)
+            .current_dir(self.dir.path())
             .env("TEGULA_BACKEND_PATH", self.plugins())
             .env("XDG_CACHE_HOME", self.dir.path().join("cache"))
             .env_remove("RUST_LOG")
