@@ -4,6 +4,7 @@
 
 use tegula_conformance::{Expectations, GROUPS, Report, check_group};
 use tegula_conformance_tests::expectations;
+use tegula_e2e::is_on_intels_opencl;
 use tegula_plugin::{Backend, Registry, RegistryOptions};
 
 /// What everything is measured against.
@@ -85,6 +86,14 @@ macro_rules! whole {
 }
 
 whole!(vulkan opencl openvino);
+
+/// A second driver, with what the first has not: subgroups and f16.
+#[test]
+fn opencl_on_intels_driver() {
+    if is_on_intels_opencl("opencl_on_intels_driver") {
+        check("opencl", tegula_conformance::verify);
+    }
+}
 
 /// A group that no test names would never run.
 #[test]

@@ -13,14 +13,16 @@ pub fn golden(part: &str) -> Option<PathBuf> {
 
 /// A real model, by its file's name.
 pub fn model_file(name: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("TEGULA_MODELS").map_or_else(
-        || {
-            let home = std::env::var_os("HOME").unwrap_or_default();
-            Path::new(&home).join(".cache/tegula/models")
-        },
-        PathBuf::from,
-    );
+    let named = std::env::var_os("TEGULA_MODELS").map(PathBuf::from);
+    let folder = named.unwrap_or_else(|| cache().join("models"));
     present(folder.join(name), "`cargo xtask models` fetches it")
+}
+
+/// The project's folder in the user's cache folder, which `cargo xtask setup` fills.
+pub(crate) fn cache() -> PathBuf {
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
+    named.unwrap_or_else(home).join("tegula")
 }
 
 fn present(path: PathBuf, hint: &str) -> Option<PathBuf> {

@@ -14,14 +14,12 @@ use std::time::SystemTime;
 use tegula::{Caps, RegistryOptions, Runtime, RuntimeOptions};
 
 /// What is needed: the file, and the list of its sources.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 3] = [
     ("tegula", "tegula.d"),
     ("libtegula_cpu.so", "libtegula_cpu.d"),
-    ("libtegula_openvino.so", "libtegula_openvino.d"),
     ("libtegula_reference.so", "libtegula_reference.d"),
 ];
-const PACKAGES: [&str; 8] =
-    ["-p", "tegula-cli", "-p", "tegula-cpu", "-p", "tegula-openvino", "-p", "tegula-reference"];
+const PACKAGES: [&str; 6] = ["-p", "tegula-cli", "-p", "tegula-cpu", "-p", "tegula-reference"];
 
 /// The folder of the command and the plugins, with all of them fresh.
 pub fn target_dir() -> &'static Path {
@@ -115,4 +113,28 @@ pub fn runtime_with(caps: Caps) -> Runtime {
     let runtime = Runtime::new(&RuntimeOptions { registry, caps, ..Default::default() });
     assert!(runtime.registry().skipped.is_empty(), "{:?}", runtime.registry().skipped);
     runtime
+}
+
+/// A runtime with one backend that needs a driver, and the ids of its devices; none, which is told, where the machine has no such driver.
+///
+/// # Panics
+/// If the plugin is older than its sources: a test of it would say nothing.
+pub fn runtime_of(backend: &str) -> Option<(Runtime, Vec<String>)> {
+    let (file, list) = (format!("libtegula_{backend}.so"), format!("libtegula_{backend}.d"));
+    let path = target_dir().join(&file);
+    if !path.is_file() {
+        eprintln!("SKIPPED: {file} is not built; run: cargo build -p tegula-{backend}");
+        return None;
+    }
+    if let Some(why) = stale(target_dir(), &file, &list) {
+        panic!("{why}; run: cargo build -p tegula-{backend}");
+    }
+    let registry = RegistryOptions { explicit: vec![path], standard: false };
+    let runtime = Runtime::new(&RuntimeOptions { registry, ..Default::default() });
+    let ids: Vec<String> = runtime.devices().into_iter().map(|device| device.id()).collect();
+    if ids.is_empty() {
+        eprintln!("SKIPPED: {backend} has no device here: {:?}", runtime.registry().skipped);
+        return None;
+    }
+    Some((runtime, ids))
 }

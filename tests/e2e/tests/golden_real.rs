@@ -15,10 +15,13 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use tegula::{
-    DType, EncodeOptions, GenerateOptions, Model, ModelOptions, Outputs, PlanOptions, Sampler,
-    SamplerOptions, Sequence,
+    DType, EncodeOptions, GenerateOptions, Model, ModelOptions, Outputs, PlanOptions, Runtime,
+    Sampler, SamplerOptions, Sequence,
 };
-use tegula_e2e::{TopLogits, argmax, f32s, full, golden, ids, json, kl, model_file, runtime};
+use tegula_e2e::{
+    TopLogits, argmax, f32s, full, golden, ids, is_on_intels_opencl, json, kl, model_file, runtime,
+    runtime_of,
+};
 
 /// A model, and what the peer's defaults lose on it (KL, mean over all prompts and over decoding).
 struct Case {
@@ -73,20 +76,6 @@ fn smollm2_on_reference() {
     check(&SMOLLM2, "reference", DType::F32, &["chat"], 8);
 }
 
-/// On every OpenCL device that drivers offer here.
-#[test]
-fn smollm2_on_opencl() {
-    let runtime = runtime();
-    let ids = runtime.devices().into_iter().map(|device| device.id());
-    let devices: Vec<_> = ids.filter(|id| id.starts_with("opencl:")).collect();
-    if devices.is_empty() {
-        eprintln!("SKIPPED: no OpenCL device, or the backend is not built");
-    }
-    for device in devices {
-        check(&SMOLLM2, &device, DType::F32, &["chat"], 8);
-    }
-}
-
 #[test]
 fn gemma3_on_cpu() {
     let prompts = if full() { ALL } else { &["chat", "long"] };
@@ -113,32 +102,88 @@ fn qwen2_on_cpu_with_kv_in_f16() {
 
 #[test]
 fn smollm2_on_openvino() {
-    check_openvino(&SMOLLM2, DType::F32, ALL, if full() { 64 } else { 16 });
+    check_driver(&SMOLLM2, "openvino", DType::F32, ALL, if full() { 64 } else { 16 });
 }
 
 #[test]
 fn smollm2_on_openvino_with_kv_in_q8_0() {
-    check_openvino(&SMOLLM2, DType::Q8_0, &["english"], if full() { 64 } else { 16 });
+    check_driver(&SMOLLM2, "openvino", DType::Q8_0, &["english"], if full() { 64 } else { 16 });
 }
 
 #[test]
 fn gemma3_on_openvino() {
     let prompts = if full() { ALL } else { &["chat"] };
-    check_openvino(&GEMMA3, DType::F32, prompts, if full() { 64 } else { 16 });
+    check_driver(&GEMMA3, "openvino", DType::F32, prompts, if full() { 64 } else { 16 });
 }
 
 #[test]
 fn qwen2_on_openvino() {
     let prompts = if full() { ALL } else { &["english"] };
-    check_openvino(&QWEN2, DType::F32, prompts, if full() { 64 } else { 16 });
+    check_driver(&QWEN2, "openvino", DType::F32, prompts, if full() { 64 } else { 16 });
 }
 
-/// OpenVINO's processor device is its first.
-fn check_openvino(case: &Case, kv: DType, prompts: &[&str], n_decode: usize) {
-    if runtime().devices().iter().any(|device| device.id() == "openvino:0") {
-        check(case, "openvino:0", kv, prompts, n_decode);
-    } else {
-        eprintln!("SKIPPED: 1 test: OpenVINO is not installed (pip install openvino)");
+/// Drivers that compute on the processor take a minute for a prompt that a GPU takes in no time.
+fn on_gpus(case: &Case, backend: &str) {
+    let (prompts, n_decode) = if full() { (ALL, 64) } else { (&["english"][..], 8) };
+    check_driver(case, backend, DType::F32, prompts, n_decode);
+}
+
+#[test]
+fn smollm2_on_vulkan() {
+    on_gpus(&SMOLLM2, "vulkan");
+}
+
+#[test]
+fn gemma3_on_vulkan() {
+    on_gpus(&GEMMA3, "vulkan");
+}
+
+#[test]
+fn qwen2_on_vulkan() {
+    on_gpus(&QWEN2, "vulkan");
+}
+
+#[test]
+fn smollm2_on_opencl() {
+    on_gpus(&SMOLLM2, "opencl");
+}
+
+#[test]
+fn smollm2_on_intels_opencl() {
+    if is_on_intels_opencl("smollm2_on_intels_opencl") {
+        on_gpus(&SMOLLM2, "opencl");
+    }
+}
+
+#[test]
+fn gemma3_on_opencl() {
+    on_gpus(&GEMMA3, "opencl");
+}
+
+#[test]
+fn gemma3_on_intels_opencl() {
+    if is_on_intels_opencl("gemma3_on_intels_opencl") {
+        on_gpus(&GEMMA3, "opencl");
+    }
+}
+
+#[test]
+fn qwen2_on_intels_opencl() {
+    if is_on_intels_opencl("qwen2_on_intels_opencl") {
+        on_gpus(&QWEN2, "opencl");
+    }
+}
+
+#[test]
+fn qwen2_on_opencl() {
+    on_gpus(&QWEN2, "opencl");
+}
+
+/// On every device that a backend finds here.
+fn check_driver(case: &Case, backend: &str, kv: DType, prompts: &[&str], n_decode: usize) {
+    let Some((runtime, ids)) = runtime_of(backend) else { return };
+    for id in ids {
+        check_on(&runtime, case, &id, kv, prompts, n_decode);
     }
 }
 
@@ -165,6 +210,17 @@ impl Distances {
 }
 
 fn check(case: &Case, device: &str, kv: DType, prompts: &[&str], n_decode: usize) {
+    check_on(&runtime(), case, device, kv, prompts, n_decode);
+}
+
+fn check_on(
+    runtime: &Runtime,
+    case: &Case,
+    device: &str,
+    kv: DType,
+    prompts: &[&str],
+    n_decode: usize,
+) {
     let Some(folder) = golden("real") else { return };
     let Some(path) = model_file(case.file) else { return };
     let plan = PlanOptions {
@@ -175,7 +231,7 @@ fn check(case: &Case, device: &str, kv: DType, prompts: &[&str], n_decode: usize
         ..PlanOptions::default()
     };
     let options = ModelOptions { device: Some(device.into()), plan, ..ModelOptions::default() };
-    let model = Model::open(&runtime(), &path, &options, &mut |_| {}).unwrap();
+    let model = Model::open(runtime, &path, &options, &mut |_| {}).unwrap();
     let mut run = Run {
         folder,
         model,

@@ -11,9 +11,8 @@
 )]
 
 use serde_json::Value;
-use std::path::PathBuf;
 use std::process::Command;
-use tegula_e2e::{model_file, target_dir, tegula};
+use tegula_e2e::{add_intels_opencl, intels_opencl, model_file, target_dir, tegula};
 
 const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -24,17 +23,6 @@ enum Driver {
     Intel,
 }
 
-/// The folder of Intel's CPU runtime.
-fn intel() -> Option<PathBuf> {
-    let named = std::env::var_os("TEGULA_INTEL_OPENCL").map(PathBuf::from);
-    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl/lib"));
-    let found = named.or(cached).filter(|folder| folder.join("libintelocl.so").is_file());
-    if found.is_none() {
-        eprintln!("SKIPPED: no libintelocl.so; set TEGULA_INTEL_OPENCL");
-    }
-    found
-}
-
 /// The command with a driver alone in sight.
 fn with_driver(driver: Driver, args: &[&str]) -> Option<Command> {
     if !target_dir().join("libtegula_opencl.so").is_file() {
@@ -43,9 +31,7 @@ fn with_driver(driver: Driver, args: &[&str]) -> Option<Command> {
     }
     let mut command = tegula(args);
     if driver == Driver::Intel {
-        let folder = intel()?;
-        command.env("LD_LIBRARY_PATH", &folder);
-        command.env("OCL_ICD_FILENAMES", folder.join("libintelocl.so"));
+        add_intels_opencl(&mut command, &intels_opencl()?, true);
     }
     Some(command)
 }
