@@ -17,14 +17,6 @@ pub const UNSUPPORTED: &[Entry] = &[
     lacks("cpu", "gated_delta/"),
     lacks("cpu", "l2_norm/"),
     lacks("cpu", "slice_groups/"),
-    lacks("vulkan", "matmul_experts/"),
-    lacks("vulkan", "router_topk/"),
-    lacks("vulkan", "combine_experts/"),
-    lacks("vulkan", "glu_clamped/"),
-    lacks("vulkan", "conv_state/"),
-    lacks("vulkan", "gated_delta/"),
-    lacks("vulkan", "l2_norm/"),
-    lacks("vulkan", "slice_groups/"),
     lacks("opencl", "matmul_experts/"),
     lacks("opencl", "router_topk/"),
     lacks("opencl", "combine_experts/"),
@@ -41,7 +33,6 @@ pub const UNSUPPORTED: &[Entry] = &[
     lacks("openvino", "gated_delta/"),
     lacks("openvino", "l2_norm/"),
     lacks("openvino", "slice_groups/"),
-    lacks("vulkan", "mul/a weight of one number"),
     lacks("opencl", "mul/a weight of one number"),
 ];
 
