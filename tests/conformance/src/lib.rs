@@ -17,14 +17,6 @@ pub const UNSUPPORTED: &[Entry] = &[
     lacks("cpu", "gated_delta/"),
     lacks("cpu", "l2_norm/"),
     lacks("cpu", "slice_groups/"),
-    lacks("opencl", "matmul_experts/"),
-    lacks("opencl", "router_topk/"),
-    lacks("opencl", "combine_experts/"),
-    lacks("opencl", "glu_clamped/"),
-    lacks("opencl", "conv_state/"),
-    lacks("opencl", "gated_delta/"),
-    lacks("opencl", "l2_norm/"),
-    lacks("opencl", "slice_groups/"),
     lacks("openvino", "matmul_experts/"),
     lacks("openvino", "router_topk/"),
     lacks("openvino", "combine_experts/"),
@@ -33,7 +25,6 @@ pub const UNSUPPORTED: &[Entry] = &[
     lacks("openvino", "gated_delta/"),
     lacks("openvino", "l2_norm/"),
     lacks("openvino", "slice_groups/"),
-    lacks("opencl", "mul/a weight of one number"),
 ];
 
 const fn lacks(backend: &'static str, case: &'static str) -> Entry {

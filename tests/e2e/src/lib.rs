@@ -24,7 +24,7 @@ mod tiny;
 pub use distance::{TopLogits, argmax, kl, logsumexp};
 pub use golden::{f32s, full, golden, ids, json, model_file};
 pub use measure::{Finished, finish, limited, resident_peak, run, run_with_stdin};
-pub use programs::{command, runtime, runtime_with, target_dir, tegula};
+pub use programs::{command, runtime, runtime_with, runtime_with_driver, target_dir, tegula};
 pub use property::property;
 pub use random::{RandomModel, TensorShape};
 pub use tiny::TinyLlama;

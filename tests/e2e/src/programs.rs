@@ -107,6 +107,22 @@ pub fn runtime() -> Runtime {
     runtime_with(Caps::default())
 }
 
+/// A runtime with the plugin of one backend that needs a driver, and no other: none where it is not built or finds no device, which is told.
+pub fn runtime_with_driver(backend: &str) -> Option<Runtime> {
+    let plugin = target_dir().join(format!("libtegula_{backend}.so"));
+    if !plugin.is_file() {
+        eprintln!("SKIPPED: {} is not built", plugin.display());
+        return None;
+    }
+    let registry = RegistryOptions { explicit: vec![plugin], standard: false };
+    let runtime = Runtime::new(&RuntimeOptions { registry, ..Default::default() });
+    let has_device = runtime.registry().backend(backend).is_some_and(|b| !b.devices().is_empty());
+    if !has_device {
+        eprintln!("SKIPPED: backend `{backend}` finds no device here");
+    }
+    has_device.then_some(runtime)
+}
+
 /// A runtime with the built plugins.
 pub fn runtime_with(caps: Caps) -> Runtime {
     let plugin = |(file, _): &(&str, &str)| file.ends_with(".so").then(|| target_dir().join(file));

@@ -15,7 +15,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tegula::{Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, Runtime};
-use tegula_e2e::{TopLogits, argmax, f32s, golden, ids, json, kl, runtime_with};
+use tegula_e2e::{
+    TopLogits, argmax, f32s, golden, ids, json, kl, runtime_with, runtime_with_driver,
+};
 
 /// The folders whose architectures are implemented.
 const CASES: [&str; 19] = [
@@ -73,15 +75,44 @@ fn cpu_with_buffers_of_320_kib() {
     check("cpu", Some(320 << 10), &CASES);
 }
 
+/// The folders with experts, recurrent state, or gates of a kind of their own.
+const STATE_AND_EXPERTS: [&str; 9] = [
+    "gemma4",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_moe_256",
+    "qwen3_next",
+];
+
+#[test]
+fn vulkan_with_state_and_experts() {
+    let Some(runtime) = runtime_with_driver("vulkan") else { return };
+    check_on(&runtime, "vulkan", None, &STATE_AND_EXPERTS);
+}
+
+#[test]
+fn opencl_with_state_and_experts() {
+    let Some(runtime) = runtime_with_driver("opencl") else { return };
+    check_on(&runtime, "opencl", None, &STATE_AND_EXPERTS);
+}
+
 fn check(device: &str, max_buffer: Option<u64>, cases: &[&str]) {
-    let Some(root) = golden("tiny") else { return };
     let runtime = runtime_with(Caps { max_buffer, memory_limit: None });
+    check_on(&runtime, device, max_buffer, cases);
+}
+
+fn check_on(runtime: &Runtime, device: &str, max_buffer: Option<u64>, cases: &[&str]) {
+    let Some(root) = golden("tiny") else { return };
     for case in cases {
         let folder = root.join(case);
         let facts = json(folder.join("case.json"));
         for file in facts["files"].as_object().unwrap().keys() {
             let name = file.strip_prefix("model-").unwrap().strip_suffix(".gguf").unwrap();
-            let model = match open(&runtime, &folder.join(file), device) {
+            let model = match open(runtime, &folder.join(file), device) {
                 // The oracle has every op; another device's author says which are still missing.
                 Err(error @ Error::OpsUnsupported { .. }) if device != "reference" => {
                     println!("SKIPPED: {device} {case} {file}: {error}");
