@@ -45,7 +45,8 @@ inline Share share_of(
     s.skip = row - tile_first;
     s.begin = (uint)min(row < tile_first ? tile_first - row : 0ul, (ulong)n_rows);
     s.end = (uint)(row < end ? min(end - row, (ulong)n_rows) : 0ul);
-    if (s.col0 == s.n_cols) s.end = 0;
+    // Of an expert that lies in other tiles, and of no expert, there are no rows.
+    if (s.begin >= s.end || s.col0 == s.n_cols) s.end = 0;
     return s;
 }
 #define SHARE(column) share_of(CAT(int, ids), CAT(uint4, groups), column, n_rows, n_expert, tile_first, n_tile)

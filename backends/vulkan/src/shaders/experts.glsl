@@ -59,6 +59,8 @@ Share share(uint group, uint cols) {
     s.skip = row - p.first;
     s.begin = uint(min(row < p.first ? p.first - row : 0, uint64_t(p.n_rows)));
     s.end = uint(row < stop ? min(stop - row, uint64_t(p.n_rows)) : 0);
+    // Of an expert that lies in other tiles there are no rows.
+    if (s.begin >= s.end) s.end = 0;
     return s;
 }
 
