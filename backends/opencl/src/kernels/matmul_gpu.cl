@@ -12,7 +12,8 @@ void matmul(
     IN(w), OUT(y), IN(bias), IN(residual), const uint n_rows, const uint first, const uint n_out, const uint flags
     EXPERTS_ARGS
 ) {
-    __local float ws[32 * PITCH_W];
+    // Read four at a time, which needs more than a float's own alignment.
+    __local float ws[32 * PITCH_W] __attribute__((aligned(16)));
     __local float xs[32 * PITCH_X];
     const uint lid = get_local_id(0);
     const uint row0 = get_group_id(0) * BM;
