@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// What every compiler must compile, and what a newer one can.
-const SHADERS: [&str; 14] = [
+const SHADERS: [&str; 19] = [
     "elementwise",
     "norm",
     "rope",
@@ -16,6 +16,11 @@ const SHADERS: [&str; 14] = [
     "copy",
     "argmax",
     "top_k",
+    "router",
+    "experts_sort",
+    "combine",
+    "conv_state",
+    "gated_delta",
     "attention",
     "attention_combine",
     "matvec",

@@ -4,7 +4,8 @@ use crate::buffer::{ClBuffer, device_place};
 use crate::launch::Memory;
 use crate::weight::layout::Rows;
 use tegula_sdk::abi::LAYOUT_NATIVE;
-use tegula_sdk::program::{Dim, Value};
+use tegula_sdk::program::{Dim, OpKind, Program, Value, ValueId};
+use tegula_sdk::quant::DType;
 use tegula_sdk::{Error, Range, Result, WeightBinding};
 
 /// One tile.
@@ -15,20 +16,37 @@ pub(crate) struct TileAt {
     pub(crate) n_rows: u64,
 }
 
-/// A weight: a vector of f32, or a matrix in one of the layouts.
+/// Types of vectors, which lie as they are.
+pub(crate) fn is_vector_type(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Whether a weight is read by no product and no table.
+pub(crate) fn is_vector(program: &Program, id: ValueId) -> bool {
+    !program.ops.iter().any(|op| {
+        let is_table =
+            matches!(op.kind, OpKind::Matmul | OpKind::Embed | OpKind::MatmulExperts { .. });
+        is_table && op.inputs.get(1) == Some(&id)
+    })
+}
+
+/// A weight: a vector, rows of them, or a matrix in one of the layouts.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    /// `None` for a vector.
+    /// `None` for vectors.
     pub(crate) rows: Option<Rows>,
     pub(crate) tiles: Vec<TileAt>,
 }
 
 impl Bound {
     /// Checks that the tiles cover the rows in order, are laid out as this backend said, and lie inside their buffers.
-    pub(crate) fn new(value: &Value, binding: &WeightBinding<ClBuffer>) -> Result<Self> {
+    pub(crate) fn new(
+        value: &Value,
+        is_vector: bool,
+        binding: &WeightBinding<ClBuffer>,
+    ) -> Result<Self> {
         let fault = |why: String| Error::invalid(format!("weight `{}`: {why}", value.name));
         let Dim::Fixed(n_rows) = value.rows() else { return Err(fault("no fixed shape".into())) };
-        let is_vector = value.dims.len() == 1;
         let rows = Rows::new(value.dtype, value.row_len(), n_rows)?;
         let layout = if is_vector { LAYOUT_NATIVE } else { rows.layout.number() };
         let row_bytes =

@@ -8,16 +8,17 @@ use crate::launch::{Arg, Call, Extent, Launch, Memory, u32_of};
 use crate::programs::{Source, file};
 use crate::weight::grids;
 use crate::weight::layout::Rows;
+use std::cell::Cell;
 use tegula_sdk::program::{Activation, Dim, Op, OpKind, Program, RopeStyle, ValueId};
 use tegula_sdk::{Error, Result};
 
 /// Work-items of a group in kernels over elements.
-const ELEMENTS: u64 = 256;
+pub(crate) const ELEMENTS: u64 = 256;
 /// With at most so many rows a group's own kernels run.
 pub(crate) const FEW_ROWS: u64 = 4;
 /// Work-items of a matvec's group, and teams of 32 in it.
-const MATVEC_WG: u64 = 256;
-const TEAMS: u64 = MATVEC_WG / 32;
+pub(crate) const MATVEC_WG: u64 = 256;
+pub(crate) const TEAMS: u64 = MATVEC_WG / 32;
 
 /// What building needs to know.
 pub(crate) struct Builder<'a> {
@@ -28,6 +29,10 @@ pub(crate) struct Builder<'a> {
     pub(crate) turns: &'a dyn Fn(usize) -> Option<Memory>,
     /// Region of scratch for ranking.
     pub(crate) rank_region: usize,
+    /// Region of scratch for sorted slots, and the byte where they follow their groups.
+    pub(crate) lists: (usize, u64),
+    /// Ids whose slots are sorted when the next op runs with many rows, and how many make a group.
+    pub(crate) sorted: Cell<Option<(ValueId, u64)>>,
 }
 
 /// Work-items of a group that reduces a row.
@@ -47,11 +52,14 @@ pub(crate) fn simple(file: &'static [&'static str], wg: u64) -> Source {
 const ELEMENTWISE: &[&str] = &[file::COMMON, file::ELEMENTWISE];
 const NORM: &[&str] = &[file::COMMON, file::NORM];
 const ROPE: &[&str] = &[file::COMMON, file::ROPE];
-const RANK: &[&str] = &[file::COMMON, file::RANK];
+pub(crate) const RANK: &[&str] = &[file::COMMON, file::RANK];
 const EMBED: &[&str] = &[file::COMMON, file::WEIGHTS, file::EMBED];
-const MATVEC_GPU: &[&str] = &[file::COMMON, file::TEAM, file::WEIGHTS, file::MATVEC_GPU];
-const MATMUL_GPU: &[&str] = &[file::COMMON, file::WEIGHTS, file::MATMUL_GPU];
-const MATMUL_CPU: &[&str] = &[file::COMMON, file::WEIGHTS, file::MATMUL_CPU];
+pub(crate) const MATVEC_GPU: &[&str] =
+    &[file::COMMON, file::TEAM, file::WEIGHTS, file::EXPERTS, file::MATVEC_GPU];
+pub(crate) const MATMUL_GPU: &[&str] =
+    &[file::COMMON, file::WEIGHTS, file::EXPERTS, file::MATMUL_GPU];
+pub(crate) const MATMUL_CPU: &[&str] =
+    &[file::COMMON, file::WEIGHTS, file::EXPERTS, file::MATMUL_CPU];
 
 fn activation_number(activation: Activation) -> u32 {
     let known = Activation::ALL.iter().find(|(known, _)| *known == activation);
@@ -59,23 +67,23 @@ fn activation_number(activation: Activation) -> u32 {
 }
 
 impl Builder<'_> {
-    fn op(&self, index: usize) -> Result<&Op> {
+    pub(crate) fn op(&self, index: usize) -> Result<&Op> {
         self.program.ops.get(index).ok_or_else(|| Error::invalid("an op that is not there"))
     }
 
-    fn bound(&self, id: ValueId) -> Result<&Bound> {
+    pub(crate) fn bound(&self, id: ValueId) -> Result<&Bound> {
         let bound = self.weights.get(id.index()).and_then(Option::as_ref);
         bound.ok_or_else(|| Error::invalid(format!("value {} is no weight", id.0)))
     }
 
-    fn matrix(&self, id: ValueId) -> Result<(&Bound, &Rows)> {
+    pub(crate) fn matrix(&self, id: ValueId) -> Result<(&Bound, &Rows)> {
         let bound = self.bound(id)?;
         let rows = bound.rows.as_ref();
         Ok((bound, rows.ok_or_else(|| Error::invalid("a vector where a matrix is read"))?))
     }
 
     /// A value, or a weight vector.
-    fn operand(&self, id: ValueId) -> Result<Arg> {
+    pub(crate) fn operand(&self, id: ValueId) -> Result<Arg> {
         match self.weights.get(id.index()).and_then(Option::as_ref) {
             None => Ok(Arg::Value(id)),
             Some(bound) => match bound.tiles.as_slice() {
@@ -85,11 +93,11 @@ impl Builder<'_> {
         }
     }
 
-    fn row_len(&self, id: ValueId) -> Result<u64> {
+    pub(crate) fn row_len(&self, id: ValueId) -> Result<u64> {
         Ok(self.program.value(id)?.row_len())
     }
 
-    fn call(&self, source: &Source, name: &str) -> Result<Call> {
+    pub(crate) fn call(&self, source: &Source, name: &str) -> Result<Call> {
         Ok(Call::new(self.shared.programs.kernel(self.shared, source, name)?))
     }
 
@@ -254,11 +262,16 @@ impl Builder<'_> {
             OpKind::Matmul => self.matmul(index, few, out),
             OpKind::RmsNorm { eps, n } => self.norm(op, "rms_norm", eps, n, out),
             OpKind::LayerNorm { eps, n } => self.norm(op, "layer_norm", eps, n, out),
+            OpKind::L2Norm { eps, n } => self.norm(op, "l2_norm", eps, n, out),
+            OpKind::MatmulExperts { .. } => self.experts(op, few, out),
+            OpKind::RouterTopk { .. } => self.router(op, out),
+            OpKind::CombineExperts => self.combine(op, out),
             OpKind::Rope { .. } => self.rope(&[index], out),
             OpKind::Argmax | OpKind::TopK { .. } => self.rank(op, out),
-            OpKind::KvStore { .. } | OpKind::Attention { .. } => {
-                Err(Error::invalid("an op of the KV cache among others"))
-            }
+            OpKind::KvStore { .. }
+            | OpKind::Attention { .. }
+            | OpKind::ConvState { .. }
+            | OpKind::GatedDelta { .. } => Err(Error::invalid("an op with state among others")),
             _ => self.elements(op, out),
         }
     }
@@ -288,7 +301,7 @@ impl Builder<'_> {
                 what: "embed",
                 call: self.call(&source, "embed")?,
                 args,
-                groups: [Extent { dim, mul: rows.groups, div: local }, Extent::ONE],
+                groups: [Extent { dim, mul: rows.groups, div: local, ..Extent::ONE }, Extent::ONE],
                 local: local as usize,
             });
         }
@@ -318,7 +331,7 @@ impl Builder<'_> {
                 (name, local) = ("matmul", 16);
                 groups = [
                     Extent::fixed(tile.n_rows.div_ceil(local)),
-                    Extent { dim, mul: 1, div: per_item },
+                    Extent { dim, mul: 1, div: per_item, ..Extent::ONE },
                 ];
             } else if few {
                 let per_team = rows_per_team(tile.n_rows, facts, false);
@@ -343,8 +356,10 @@ impl Builder<'_> {
                 source = Source::new(MATMUL_GPU, &[weight, ("BN", tokens)]);
                 args.push(Arg::Rows(dim));
                 (name, local) = ("matmul", 128);
-                groups =
-                    [Extent::fixed(tile.n_rows.div_ceil(128)), Extent { dim, mul: 1, div: tokens }];
+                groups = [
+                    Extent::fixed(tile.n_rows.div_ceil(128)),
+                    Extent { dim, mul: 1, div: tokens, ..Extent::ONE },
+                ];
             }
             self.set_args(&mut args, op, x, y, None, place)?;
             source.prelude = grids::prelude(rows.layout);
@@ -367,20 +382,27 @@ impl Builder<'_> {
         let x_arg = self.operand(x)?;
         let vector = |i: usize| op.inputs.get(i).map(|id| self.operand(*id)).transpose();
         let (weight, bias) = (vector(1)?, vector(2)?);
-        let mut args = vec![x_arg, weight.unwrap_or(x_arg)];
-        let flag = if name == "rms_norm" {
-            weight.is_some()
-        } else {
+        let mut args = vec![x_arg];
+        let mut flag = None;
+        if name != "l2_norm" {
+            args.push(weight.unwrap_or(x_arg));
+            flag = Some(weight.is_some());
+        }
+        if name == "layer_norm" {
             args.push(bias.unwrap_or(x_arg));
-            bias.is_some()
-        };
-        args.extend([Arg::Value(y), Arg::U32(n), Arg::F32(eps), Arg::U32(flag.into())]);
+            flag = Some(bias.is_some());
+        }
+        args.extend([Arg::Value(y), Arg::U32(n), Arg::F32(eps)]);
+        args.extend(flag.map(|flag| Arg::U32(flag.into())));
         let per_row = self.row_len(x)? / u64::from(n).max(1);
         out.push(Launch {
             what: name,
             call: self.call(&simple(NORM, wg), name)?,
             args,
-            groups: [Extent { dim: rows_of(self.program, x), mul: per_row, div: 1 }, Extent::ONE],
+            groups: [
+                Extent { dim: rows_of(self.program, x), mul: per_row, ..Extent::ONE },
+                Extent::ONE,
+            ],
             local: wg as usize,
         });
         Ok(())
@@ -423,7 +445,10 @@ impl Builder<'_> {
                 Arg::U32((style == RopeStyle::Neox).into()),
                 Arg::F32(attn_factor),
             ],
-            groups: [Extent { dim, mul: n_head * items + per_row2, div: 64 }, Extent::ONE],
+            groups: [
+                Extent { dim, mul: n_head * items + per_row2, div: 64, ..Extent::ONE },
+                Extent::ONE,
+            ],
             local: 64,
         });
         Ok(())
@@ -468,8 +493,9 @@ impl Builder<'_> {
         let lengths = |i: usize| u32_of(self.row_len(input(op, i)?)?).map(Arg::U32);
         match op.kind {
             OpKind::Add | OpKind::Mul => {
-                let is_row = self.program.value(input(op, 1)?)?.dims.len() == 1;
-                args.push(Arg::U64(if is_row { row } else { 0 }));
+                // One row for every row, or one number for every element.
+                let b = self.program.value(input(op, 1)?)?;
+                args.push(Arg::U64(if b.dims.len() == 1 { b.row_len() } else { 0 }));
             }
             OpKind::Glu { activation } | OpKind::Unary { activation } => {
                 args.push(Arg::U32(activation_number(activation)));
@@ -479,6 +505,10 @@ impl Builder<'_> {
             OpKind::Slice { begin, len } => {
                 args.extend([lengths(0)?, Arg::U32(begin), Arg::U32(len)]);
             }
+            OpKind::SliceGroups { group, begin, len } => {
+                args.extend([group, begin, len].map(Arg::U32));
+            }
+            OpKind::GluClamped { alpha, limit } => args.extend([alpha, limit].map(Arg::F32)),
             OpKind::Concat => args.extend([lengths(0)?, lengths(1)?]),
             OpKind::GatherRows => {
                 args.extend([lengths(0)?, Arg::Rows(rows_of(self.program, input(op, 0)?))]);
@@ -486,12 +516,14 @@ impl Builder<'_> {
             _ => return Err(Error::unsupported(format!("op {}", op.kind.name()))),
         }
         let what = op.kind.name();
+        // A group is to the kernel what a row is to it elsewhere.
+        let name = if what == "slice_groups" { "slice" } else { what };
         let local = ELEMENTS.min(row_group(&self.shared.facts).max(64));
         out.push(Launch {
             what,
-            call: self.call(&Source::new(ELEMENTWISE, &[]), what)?,
+            call: self.call(&Source::new(ELEMENTWISE, &[]), name)?,
             args,
-            groups: [Extent { dim, mul: row, div: local }, Extent::ONE],
+            groups: [Extent { dim, mul: row, div: local, ..Extent::ONE }, Extent::ONE],
             local: local as usize,
         });
         Ok(())
@@ -499,7 +531,7 @@ impl Builder<'_> {
 }
 
 /// Rows that a team of 32 computes: more share the activations they load, fewer fill the device.
-fn rows_per_team(n_rows: u64, facts: &Facts, pairs: bool) -> u64 {
+pub(crate) fn rows_per_team(n_rows: u64, facts: &Facts, pairs: bool) -> u64 {
     let units = u64::from(facts.compute_units);
     let groups = |per_team: u64| n_rows.div_ceil(TEAMS * per_team);
     let most = if pairs { 2 } else { 4 };

@@ -1,17 +1,19 @@
 //! The device: buffers, weight layouts, executables and queues.
 
 use crate::attention::{Shape, layer_of};
+use crate::bound::is_vector_type;
 use crate::buffer::ClBuffer;
 use crate::context::Shared;
 use crate::executable::{Executable, device_bytes};
+use crate::experts;
 use crate::facts::{ALIGNMENT, Facts};
 use crate::plan::plan;
 use crate::queue::Queue;
+use crate::state;
 use crate::weight::layout::Rows;
 use std::sync::Arc;
 use tegula_sdk::abi::{BufferDesc, CompileOptions, LAYOUT_NATIVE, WeightLayout, weight_use};
 use tegula_sdk::program::{Op, OpKind, Program, ValueKind};
-use tegula_sdk::quant::DType;
 use tegula_sdk::{Device, Error, Memory, Result, Weight, WeightBinding};
 
 /// An open device.
@@ -60,28 +62,29 @@ impl OpenClDevice {
                 | OpKind::Glu { .. }
                 | OpKind::Unary { .. }
                 | OpKind::Add
+                | OpKind::Mul
                 | OpKind::Scale { .. }
                 | OpKind::Softcap { .. }
                 | OpKind::Slice { .. }
                 | OpKind::Concat
                 | OpKind::GatherRows
                 | OpKind::Argmax
-                | OpKind::TopK { .. },
+                | OpKind::TopK { .. }
+                | OpKind::CombineExperts
+                | OpKind::L2Norm { .. }
+                | OpKind::SliceGroups { .. }
+                | OpKind::GluClamped { .. },
                 _,
             ) => true,
-            // A weight of one number as the second factor has no kernel yet.
-            (OpKind::Mul, _) => same_width(program, op),
-            // An op of a later revision, until there is a kernel for it.
-            _ => false,
+            (OpKind::MatmulExperts { .. } | OpKind::RouterTopk { .. }, _) => {
+                experts::fits(facts, program, op)
+            }
+            (OpKind::ConvState { .. } | OpKind::GatedDelta { .. }, _) => {
+                state::Form::new(facts, program, op).is_some()
+            }
+            (OpKind::Attention { .. } | OpKind::KvStore { .. }, None) => false,
         }
     }
-}
-
-/// Whether both inputs have rows of the same length.
-fn same_width(program: &Program, op: &Op) -> bool {
-    let widths: Vec<_> =
-        op.inputs.iter().map(|id| program.value(*id).ok().map(|value| value.row_len())).collect();
-    matches!(widths.as_slice(), [Some(a), Some(b)] if a == b)
 }
 
 impl Device for OpenClDevice {
@@ -102,7 +105,7 @@ impl Device for OpenClDevice {
     fn weight_layout(&self, weight: &Weight) -> Result<WeightLayout> {
         let rows = Rows::of(weight)?;
         let is_vector = weight.uses & weight_use::VECTOR != 0;
-        if is_vector && weight.dtype != DType::F32 {
+        if is_vector && !is_vector_type(weight.dtype) {
             return Err(Error::unsupported(format!("a vector of {}", weight.dtype)));
         }
         let (layout, group_bytes) = if is_vector {

@@ -4,7 +4,7 @@
 //! for the device, and nothing is allocated once lists have grown to the size of the first run.
 
 use crate::attention::{KvOp, KvRun, Shape, layer_of};
-use crate::bound::Bound;
+use crate::bound::{Bound, is_vector};
 use crate::buffer::{ClBuffer, Place, device_place, place};
 use crate::build::{Builder, FEW_ROWS, rows_of_group};
 use crate::cl::Mem;
@@ -15,6 +15,7 @@ use crate::kv::{LayerTable, RunTables, SEGMENT_BYTES};
 use crate::launch::{Arg, Frame, Launch, Memory, Setting};
 use crate::plan::{Plan, bytes_of, plan};
 use crate::queue::Transfers;
+use crate::state::{self, StateOp};
 use crate::turns::turns;
 use ocl_core::ffi;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ enum Step {
         many: Vec<Launch>,
     },
     Kv(Box<KvOp>),
+    State(Box<StateOp>),
 }
 
 /// A buffer of the executable's own, outside of scratch.
@@ -131,7 +133,9 @@ fn run_table_bytes(program: &Program, options: &CompileOptions) -> u64 {
     let seqs = u64::from(options.n_seqs_max);
     let tokens = u64::from(options.n_tokens_max);
     let group = 4 * blocks * seqs + 8 * seqs + 8 * tokens + 256;
-    u64::from(program.n_kv_groups()) * group
+    let states = program.state_layers.len() as u64 * (state::SPAN_BYTES * seqs + 64);
+    states
+        + u64::from(program.n_kv_groups()) * group
         + 32 * (tokens + seqs)
         + (SMALL_INPUT + 64) * program.inputs.len() as u64
 }
@@ -153,7 +157,8 @@ impl Executable {
         for binding in bindings {
             let value = program.value(binding.value)?;
             if let Some(slot) = weights.get_mut(binding.value.index()) {
-                *slot = Some(Bound::new(value, binding)?);
+                let is_vector = is_vector(&program, binding.value);
+                *slot = Some(Bound::new(value, is_vector, binding)?);
             }
         }
         if let Some((_, value)) = program.weights().find(|(id, _)| weights[id.index()].is_none()) {
@@ -173,6 +178,8 @@ impl Executable {
             weights: &weights,
             turns: &|op| turns.get(op).copied().flatten(),
             rank_region: plan.rank,
+            lists: plan.lists,
+            sorted: Default::default(),
         };
         let steps = steps(&builder, &plan)?;
         Ok(Self {
@@ -228,6 +235,7 @@ impl Executable {
     ) -> Result<()> {
         let Lists { frame, tables, settings, segments } = lists;
         tables.fill(run, &self.heights)?;
+        state::list(&self.program, run, tables)?;
         self.fill_layers(run, transfers, segments)?;
         self.fill_frame(run, frame)?;
         // SAFETY: passed on unchanged.
@@ -259,6 +267,7 @@ impl Executable {
                     }
                 }
                 Step::Kv(op) => op.run(sink, frame, &kv, settings)?,
+                Step::State(op) => op.run(sink, frame, tables, run_at, settings)?,
             }
         }
         // SAFETY: passed on unchanged.
@@ -510,6 +519,10 @@ fn steps(builder: &Builder<'_>, plan: &Plan) -> Result<Vec<Step>> {
             steps.push(Step::Kv(Box::new(op)));
             continue;
         }
+        if let Some(op) = first.filter(|op| state::layer_of(op).is_some()) {
+            steps.push(Step::State(Box::new(StateOp::new(builder, op)?)));
+            continue;
+        }
         let all_whole = match &group.form {
             Form::Plain | Form::Ropes => false,
             Form::Products { products, .. } => products.iter().all(|(product, _)| {
@@ -535,7 +548,7 @@ fn steps(builder: &Builder<'_>, plan: &Plan) -> Result<Vec<Step>> {
 fn plain(builder: &Builder<'_>, group: &Group, few: bool) -> Result<Option<Vec<Launch>>> {
     let is_product = |i: &usize| {
         let op = builder.program.ops.get(*i);
-        op.is_some_and(|op| matches!(op.kind, OpKind::Matmul))
+        op.is_some_and(|op| matches!(op.kind, OpKind::Matmul | OpKind::MatmulExperts { .. }))
     };
     if few && !group.ops.iter().any(is_product) {
         return Ok(None);

@@ -5,6 +5,7 @@
 
 use crate::buffer::{ClBuffer, device_place};
 use crate::launch::{Memory, u32_of};
+use crate::state::StateCall;
 use ocl_core::ffi::cl_mem;
 use tegula_sdk::program::KvLayer;
 use tegula_sdk::{Error, KvGroup, Result, Run};
@@ -133,6 +134,8 @@ pub(crate) struct RunTables {
     pub(crate) queries: Vec<(u64, u64)>,
     /// By group.
     pub(crate) groups: Vec<GroupTables>,
+    /// By state layer: the calls that reach the records of all sequences.
+    pub(crate) states: Vec<Vec<StateCall>>,
     /// The greatest number of tokens of a sequence.
     pub(crate) longest: u32,
     /// The greatest number of positions that a query sees, without windows.
@@ -179,6 +182,7 @@ impl RunTables {
         self.bytes.clear();
         self.queries.clear();
         self.groups.clear();
+        self.states.clear();
         (self.longest, self.depth) = (0, 0);
         let mut next = 0u32;
         for i in 0..run.n_seqs() {

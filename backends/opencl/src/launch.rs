@@ -43,10 +43,12 @@ pub(crate) struct Extent {
     pub(crate) dim: Dim,
     pub(crate) mul: u64,
     pub(crate) div: u64,
+    /// Added to the quotient, where there are rows.
+    pub(crate) plus: u64,
 }
 
 impl Extent {
-    pub(crate) const ONE: Self = Self { dim: Dim::Fixed(1), mul: 1, div: 1 };
+    pub(crate) const ONE: Self = Self { dim: Dim::Fixed(1), mul: 1, div: 1, plus: 0 };
 
     pub(crate) fn fixed(n: u64) -> Self {
         Self { dim: Dim::Fixed(n), ..Self::ONE }
@@ -54,6 +56,8 @@ impl Extent {
 
     fn groups(&self, frame: &Frame) -> Result<usize> {
         let n = frame.rows(self.dim).checked_mul(self.mul).map(|n| n.div_ceil(self.div.max(1)));
+        // Without rows there is nothing to do, however many work-groups come on top.
+        let n = n.and_then(|n| if n == 0 { Some(0) } else { n.checked_add(self.plus) });
         let n = n.and_then(|n| usize::try_from(n).ok());
         n.ok_or_else(|| Error::invalid("a kernel of more than 2^64 work-groups"))
     }
@@ -184,26 +188,32 @@ impl Launch {
             return Ok(());
         }
         settings.clear();
-        for arg in &self.args {
-            match *arg {
-                Arg::Value(id) => memory(settings, frame.value(id)?),
-                Arg::Fixed(place) => memory(settings, place),
-                Arg::Region(index) => {
-                    let region = frame.regions.get(index).copied();
-                    memory(settings, region.ok_or_else(|| Error::invalid("a region too few"))?);
-                }
-                Arg::Rows(dim) => settings.push(Setting::U32(u32_of(frame.rows(dim))?)),
-                Arg::Count(dim, per_row) => {
-                    settings.push(Setting::U64(frame.rows(dim).saturating_mul(per_row)));
-                }
-                Arg::U32(value) => settings.push(Setting::U32(value)),
-                Arg::U64(value) => settings.push(Setting::U64(value)),
-                Arg::F32(value) => settings.push(Setting::F32(value)),
-            }
-        }
+        settle(&self.args, frame, settings)?;
         self.call.set(settings)?;
         self.call.enqueue(sink, self.what, groups, self.local)
     }
+}
+
+/// What arguments are in a run, after those that are settled already.
+pub(crate) fn settle(args: &[Arg], frame: &Frame, settings: &mut Vec<Setting>) -> Result<()> {
+    for arg in args {
+        match *arg {
+            Arg::Value(id) => memory(settings, frame.value(id)?),
+            Arg::Fixed(place) => memory(settings, place),
+            Arg::Region(index) => {
+                let region = frame.regions.get(index).copied();
+                memory(settings, region.ok_or_else(|| Error::invalid("a region too few"))?);
+            }
+            Arg::Rows(dim) => settings.push(Setting::U32(u32_of(frame.rows(dim))?)),
+            Arg::Count(dim, per_row) => {
+                settings.push(Setting::U64(frame.rows(dim).saturating_mul(per_row)));
+            }
+            Arg::U32(value) => settings.push(Setting::U32(value)),
+            Arg::U64(value) => settings.push(Setting::U64(value)),
+            Arg::F32(value) => settings.push(Setting::F32(value)),
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn memory(settings: &mut Vec<Setting>, Memory(mem, offset): Memory) {

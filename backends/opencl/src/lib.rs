@@ -23,6 +23,7 @@ mod cl;
 mod context;
 mod device;
 mod executable;
+mod experts;
 mod facts;
 mod groups;
 mod kv;
@@ -32,6 +33,7 @@ mod profile;
 mod programs;
 mod queue;
 mod staging;
+mod state;
 mod turns;
 mod weight;
 

@@ -1,6 +1,7 @@
 //! What a program takes of scratch: its values by lifetime over groups of ops, and regions that live for the whole run.
 
 use crate::attention::{layer_of, state_rows};
+use crate::experts;
 use crate::facts::Facts;
 use crate::groups::{Group, group, planned};
 use std::collections::HashSet;
@@ -21,9 +22,11 @@ pub(crate) struct Plan {
     pub(crate) state: (usize, u64),
     /// Extra region of ranking.
     pub(crate) rank: usize,
+    /// Extra region of slots sorted by expert, and the byte of it where the slots follow their groups.
+    pub(crate) lists: (usize, u64),
 }
 
-fn rows_max(dim: Dim, options: &CompileOptions) -> u64 {
+pub(crate) fn rows_max(dim: Dim, options: &CompileOptions) -> u64 {
     match dim {
         Dim::Fixed(n) => n,
         Dim::NTokens => options.n_tokens_max.into(),
@@ -71,8 +74,18 @@ pub(crate) fn plan(facts: &Facts, program: &Program, options: &CompileOptions) -
         }
     }
     extra.push(rank);
+    let (groups_bytes, slots_bytes) = experts::list_bytes(facts, program, options)?;
+    extra.push(groups_bytes.saturating_add(slots_bytes));
     let scratch = scratch::plan(&planned(program, &groups), options, &extra)?;
-    Ok(Plan { groups, scratch, inputs: 0, outputs, state: (state, rows), rank: state + 1 })
+    Ok(Plan {
+        groups,
+        scratch,
+        inputs: 0,
+        outputs,
+        state: (state, rows),
+        rank: state + 1,
+        lists: (state + 2, groups_bytes),
+    })
 }
 
 /// Bytes of an input or result in a run of so many rows.

@@ -51,6 +51,9 @@ pub(crate) mod file {
     pub(crate) const RANK: &str = include_str!("kernels/rank.cl");
     pub(crate) const WEIGHTS: &str = include_str!("kernels/weights.cl");
     pub(crate) const EMBED: &str = include_str!("kernels/embed.cl");
+    pub(crate) const EXPERTS: &str = include_str!("kernels/experts.cl");
+    pub(crate) const ROUTER: &str = include_str!("kernels/router.cl");
+    pub(crate) const STATE: &str = include_str!("kernels/state.cl");
     pub(crate) const TEAM: &str = include_str!("kernels/team.cl");
     pub(crate) const MATVEC_GPU: &str = include_str!("kernels/matvec_gpu.cl");
     pub(crate) const MATMUL_GPU: &str = include_str!("kernels/matmul_gpu.cl");

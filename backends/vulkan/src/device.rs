@@ -12,10 +12,10 @@ use crate::pipelines::Kernel;
 use crate::push::Push;
 use crate::queue::Queue;
 use crate::shaders::Shader;
+use crate::weight::is_vector_type;
 use std::sync::Arc;
 use tegula_sdk::abi::{BufferDesc, CompileOptions, LAYOUT_NATIVE, WeightLayout, weight_use};
 use tegula_sdk::program::Program;
-use tegula_sdk::quant::DType;
 use tegula_sdk::{Device, Error, Memory, Queue as _, Range, Result, Weight, WeightBinding};
 
 /// An open device.
@@ -98,11 +98,11 @@ impl Device for VulkanDevice {
         Ok(buffer.raw.host_range(0, buffer.raw.size)?.0)
     }
 
-    /// Vectors as they are; matrices in the backend's own layout.
+    /// Vectors, biases of experts and kernels of convolutions as they are; matrices in the backend's own layout.
     fn weight_layout(&self, weight: &Weight) -> Result<WeightLayout> {
         let native = weight.dtype.row_bytes(weight.n_in)?;
         if weight.uses & weight_use::VECTOR != 0 {
-            if weight.dtype != DType::F32 || weight.uses != weight_use::VECTOR {
+            if !is_vector_type(weight.dtype) || weight.uses != weight_use::VECTOR {
                 return Err(Error::unsupported(format!("vectors of {}", weight.dtype)));
             }
             return Ok(WeightLayout {
@@ -124,7 +124,7 @@ impl Device for VulkanDevice {
     }
 
     fn supports(&self, program: &Program) -> Result<Vec<bool>> {
-        Ok(program.ops.iter().map(|op| Executable::supports(program, op)).collect())
+        Ok(program.ops.iter().map(|op| Executable::supports(&self.gpu, program, op)).collect())
     }
 
     fn memory(&self, program: &Program, options: &CompileOptions) -> Result<Memory> {

@@ -15,7 +15,7 @@ use crate::plan;
 use crate::profile::{self, Profile};
 use crate::queue::{Delivery, Queue};
 use crate::record::Recorder;
-use crate::weight::Matrix;
+use crate::weight::{Matrix, is_vector};
 use ash::vk;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,7 +79,8 @@ impl Executable {
             let slot = weights.get_mut(binding.value.index());
             match slot {
                 Some(slot @ None) if value.kind == ValueKind::Weight => {
-                    *slot = Some(Matrix::new(value, &binding)?);
+                    let is_vector = is_vector(&program, binding.value);
+                    *slot = Some(Matrix::new(value, is_vector, &binding)?);
                 }
                 _ => {
                     let why = format!("`{}` is no weight, or is bound twice", value.name);
@@ -141,6 +142,7 @@ impl Executable {
             &self.program,
             &self.frame.kinds,
             &self.frame.parts,
+            &self.frame.states,
             run,
             &mut tokens,
         );
@@ -380,6 +382,7 @@ impl Executable {
             record_buffer: self.params.buffer().raw.handle,
             parts: extra(frame.parts_region).map_or((0, 0), |place| (chunk(place), place.size)),
             half: extra(frame.half_region).map_or((0, 0), |place| (chunk(place), place.size)),
+            experts: extra(frame.experts_region).map_or((0, 0), |place| (chunk(place), place.size)),
         })
     }
 
@@ -440,16 +443,15 @@ impl Executable {
     }
 
     /// Whether an op can be run at all.
-    pub(crate) fn supports(program: &Program, op: &tegula_sdk::program::Op) -> bool {
+    pub(crate) fn supports(gpu: &Gpu, program: &Program, op: &tegula_sdk::program::Op) -> bool {
         let layer = |i: u32| program.kv_layers.get(i as usize);
         match op.kind {
             OpKind::Attention { kv_layer, n_head, window, .. } => {
                 layer(kv_layer).is_some_and(|layer| Kind::new(layer, n_head, window).is_some())
             }
-            // A weight of one number as the second factor has no kernel yet.
-            OpKind::Mul => {
-                let width = |id| program.value(id).ok().map(|value| value.row_len());
-                matches!(op.inputs.as_slice(), [a, b] if width(*a) == width(*b))
+            OpKind::MatmulExperts { n_expert } => n_expert <= crate::experts::EXPERTS_MAX,
+            OpKind::ConvState { .. } | OpKind::GatedDelta { .. } => {
+                crate::state::grid(gpu, program, op).is_some()
             }
             OpKind::Embed
             | OpKind::RmsNorm { .. }
@@ -460,14 +462,19 @@ impl Executable {
             | OpKind::Glu { .. }
             | OpKind::Unary { .. }
             | OpKind::Add
+            | OpKind::Mul
             | OpKind::Scale { .. }
             | OpKind::Softcap { .. }
             | OpKind::Slice { .. }
             | OpKind::Concat
             | OpKind::GatherRows
             | OpKind::Argmax
-            | OpKind::TopK { .. } => true,
-            _ => false,
+            | OpKind::TopK { .. }
+            | OpKind::RouterTopk { .. }
+            | OpKind::CombineExperts
+            | OpKind::L2Norm { .. }
+            | OpKind::SliceGroups { .. }
+            | OpKind::GluClamped { .. } => true,
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::kinds::{self, Kind};
 use crate::params::Layout;
 use crate::plan::{self, Step};
 use crate::rope;
+use crate::state::{self, Grid};
 use tegula_sdk::abi::CompileOptions;
 use tegula_sdk::program::{Program, ValueId};
 use tegula_sdk::scratch::{self, ScratchPlan};
@@ -30,6 +31,10 @@ pub(crate) struct Frame {
     /// Index among scratch's extra regions of the partial attentions and of activations in f16.
     pub(crate) parts_region: Option<usize>,
     pub(crate) half_region: Option<usize>,
+    /// And of slots sorted by expert.
+    pub(crate) experts_region: Option<usize>,
+    /// By state layer: the workgroups of its op.
+    pub(crate) states: Vec<Grid>,
 }
 
 impl Frame {
@@ -52,11 +57,18 @@ impl Frame {
             extra.push(half);
             extra.len() - 1
         });
+        let experts = crate::experts::region_bytes(program, options)?;
+        let experts_region = (experts > 0).then(|| {
+            extra.push(experts);
+            extra.len() - 1
+        });
+        let states = state::grids(gpu, program)?;
         let scratch = plan::plan(program, &steps, options, &extra)?;
         let bytes = |id: &ValueId| scratch::value_bytes(program, id.index(), options);
         let inputs: Vec<u64> = program.inputs.iter().map(bytes).collect::<Result<_>>()?;
         let n_groups = program.n_kv_groups();
-        let layout = Layout::new(n_groups, kinds.len(), ropes.bytes(), &inputs, options)?;
+        let layout =
+            Layout::new((n_groups, kinds.len(), states.len()), ropes.bytes(), &inputs, options)?;
         let mut outputs = Vec::new();
         let mut end = 0u64;
         for (i, id) in program.outputs.iter().enumerate() {
@@ -82,6 +94,8 @@ impl Frame {
             results_bytes,
             parts_region,
             half_region,
+            experts_region,
+            states,
         })
     }
 

@@ -9,6 +9,7 @@
 use crate::gpu::Gpu;
 use crate::kinds::Kind;
 use crate::memory::Buffer;
+use crate::state::{self, Grid};
 use std::sync::Arc;
 use tegula_sdk::abi::CompileOptions;
 use tegula_sdk::{Error, KvGroup, Result, Run};
@@ -16,6 +17,8 @@ use tegula_sdk::{Error, KvGroup, Result, Run};
 /// Words of a KV group's record, and of a kind's.
 const GROUP_WORDS: u32 = 4;
 const KIND_WORDS: u32 = 12;
+/// Words of a state layer's record.
+const STATE_WORDS: u32 = 4;
 /// Inputs begin at multiples of this: vectors of floats are read from them.
 const INPUT_ALIGNMENT: u64 = 256;
 /// Device memory written by the host directly, at most: the window may be small.
@@ -26,6 +29,8 @@ const WINDOW_MAX: u64 = 64 << 20;
 pub(crate) struct Layout {
     /// Offset of the kinds, in words.
     kinds: u32,
+    /// Offset of the state layers, in words.
+    pub(crate) states: u32,
     /// Offset of the tokens, in words.
     pub(crate) tokens: u32,
     /// Offset of the constants, in bytes.
@@ -39,8 +44,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// `inputs` are the greatest bytes of each.
     pub(crate) fn new(
-        n_groups: u32,
-        n_kinds: usize,
+        (n_groups, n_kinds, n_states): (u32, usize, usize),
         constants: u64,
         inputs: &[u64],
         options: &CompileOptions,
@@ -48,10 +52,14 @@ impl Layout {
         let too_much = || Error::unsupported("inputs of more than 2^63 bytes");
         let n_kinds = u32::try_from(n_kinds).map_err(|_| too_much())?;
         let kinds = n_groups.saturating_mul(GROUP_WORDS);
-        let tokens = kinds.saturating_add(n_kinds.saturating_mul(KIND_WORDS)).next_multiple_of(4);
+        let n_states = u32::try_from(n_states).map_err(|_| too_much())?;
+        let states = kinds.saturating_add(n_kinds.saturating_mul(KIND_WORDS));
+        let tokens = states.saturating_add(n_states.saturating_mul(STATE_WORDS));
+        let tokens = tokens.next_multiple_of(4);
         let mut end = 4 * u64::from(tokens) + 8 * u64::from(options.n_tokens_max);
         end = end.next_multiple_of(INPUT_ALIGNMENT);
-        let mut layout = Self { kinds, tokens, constants: end, inputs: Vec::new(), fixed: 0 };
+        let mut layout =
+            Self { kinds, states, tokens, constants: end, inputs: Vec::new(), fixed: 0 };
         end += constants.next_multiple_of(INPUT_ALIGNMENT);
         for bytes in inputs {
             layout.inputs.push(end);
@@ -70,7 +78,10 @@ impl Layout {
     /// Bytes to begin with: the fixed part, and tables of blocks of 16 tokens.
     pub(crate) fn first_bytes(&self, n_groups: u32, options: &CompileOptions) -> u64 {
         let blocks = u64::from(options.n_ctx_max / 16 + 1) * u64::from(options.n_seqs_max);
-        let tables = 8 * blocks * u64::from(n_groups) + 64 * u64::from(options.n_tokens_max) + 4096;
+        let n_states = u64::from(self.tokens.saturating_sub(self.states) / STATE_WORDS);
+        let states = (16 + 8 * n_states) * u64::from(options.n_seqs_max);
+        let tables =
+            states + 8 * blocks * u64::from(n_groups) + 64 * u64::from(options.n_tokens_max) + 4096;
         self.fixed + tables
     }
 }
@@ -147,6 +158,7 @@ impl Params {
         program: &tegula_sdk::program::Program,
         kinds: &[Kind],
         parts: &[u64],
+        states: &[Grid],
         run: &Run<'_, Buffer>,
         tokens: &mut Vec<u32>,
     ) -> Result<()> {
@@ -191,6 +203,16 @@ impl Params {
             let to = layout.kind(i) as usize;
             if let Some(to) = self.head.get_mut(to..to + record.len()) {
                 to.copy_from_slice(&record);
+            }
+        }
+        if !states.is_empty() {
+            let at = offset(&self.tables);
+            let n_seqs = state::spans(program, run, &mut self.tables)?;
+            for (to, grid) in
+                self.head[layout.states as usize..].as_chunks_mut::<4>().0.iter_mut().zip(states)
+            {
+                let [x, y, z] = grid.groups(run, n_seqs)?;
+                *to = [x, y, z, at];
             }
         }
         token_places(run, tokens)?;

@@ -6,7 +6,8 @@
 //! * the products of gate and up, and their gated unit;
 //! * a norm and the products that read it: each workgroup normalises on the way when there is one row;
 //! * rope of the keys and their store;
-//! * a norm and the sum after it.
+//! * a norm and the sum after it;
+//! * the experts' products of gate and up, and their gated unit; the sum of what experts made and the sum after it.
 //!
 //! Scratch is planned for the steps, not for the ops: a step reads all it reads until it ends.
 
@@ -61,6 +62,19 @@ pub(crate) enum Step {
         y: ValueId,
         may_skip: bool,
     },
+    /// As `Gated`, of the experts' products that are ops `gate` and `up`.
+    GatedExperts {
+        gate: usize,
+        up: usize,
+        activation: Activation,
+        y: ValueId,
+    },
+    /// The weighted sum of what experts made, which is an op, and a residual.
+    Combined {
+        op: usize,
+        residual: Option<ValueId>,
+        y: ValueId,
+    },
     Store {
         kv_layer: u32,
         k: ValueId,
@@ -81,6 +95,14 @@ impl Step {
             Self::Op(op) => program.ops[*op].inputs.clone(),
             Self::Product(p) => product(p),
             Self::Gated { gate, up, .. } => [product(gate), product(up)].concat(),
+            Self::GatedExperts { gate, up, .. } => {
+                [program.ops[*gate].inputs.as_slice(), &program.ops[*up].inputs].concat()
+            }
+            Self::Combined { op, residual, .. } => {
+                let mut ids = program.ops[*op].inputs.clone();
+                ids.extend(*residual);
+                ids
+            }
             Self::Norm { op, residual, .. } => {
                 let mut ids = vec![program.ops[*op].inputs[0]];
                 ids.extend(*residual);
@@ -99,7 +121,11 @@ impl Step {
             Self::Op(op) => program.ops[*op].outputs.clone(),
             Self::Product(p) => vec![p.y],
             Self::Gated { gate, up, y, .. } => vec![gate.y, up.y, *y],
-            Self::Norm { y, .. } => vec![*y],
+            Self::GatedExperts { gate, up, y, .. } => {
+                let made = |op: &usize| program.ops[*op].outputs.as_slice();
+                [made(gate), made(up), &[*y]].concat()
+            }
+            Self::Norm { y, .. } | Self::Combined { y, .. } => vec![*y],
             Self::Store { .. } => Vec::new(),
         }
     }
@@ -214,7 +240,15 @@ impl<'a> Joiner<'a> {
         let op = &self.program.ops[i];
         Ok(Some(match op.kind {
             OpKind::Matmul => return Ok(self.product(i)),
-            OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => {
+            OpKind::MatmulExperts { .. } => return Ok(self.experts(i)),
+            OpKind::CombineExperts => {
+                let (residual, y) = match self.sum_after(op.outputs[0], i) {
+                    Some((residual, y)) => (Some(residual), y),
+                    None => (None, op.outputs[0]),
+                };
+                Step::Combined { op: i, residual, y }
+            }
+            OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } | OpKind::L2Norm { .. } => {
                 let may_skip = self.is_prologue(i);
                 let sum = if may_skip { None } else { self.sum_after(op.outputs[0], i) };
                 let (residual, y) = match sum {
@@ -284,6 +318,18 @@ impl<'a> Joiner<'a> {
         }
     }
 
+    /// Op `i`, a product with experts: by itself, or with the other side of its gated unit, where the later of the two stands.
+    fn experts(&mut self, i: usize) -> Option<Step> {
+        let Some((glu, gate, up)) = self.gated(i) else { return Some(Step::Op(i)) };
+        if i != gate.max(up) {
+            return None;
+        }
+        self.is_joined[glu] = true;
+        let op = &self.program.ops[glu];
+        let OpKind::Glu { activation } = op.kind else { return None };
+        Some(Step::GatedExperts { gate, up, activation, y: op.outputs[0] })
+    }
+
     fn product(&mut self, i: usize) -> Option<Step> {
         if let Some((glu, gate, up)) = self.gated(i) {
             // Emitted where the later of the two stands.
@@ -312,11 +358,17 @@ impl<'a> Joiner<'a> {
         let (gate, up) = (self.maker[op.inputs[0].index()]?, self.maker[op.inputs[1].index()]?);
         let weight = |at: usize| {
             let product = &self.program.ops[at];
-            let fits = product.kind == OpKind::Matmul
-                && product.inputs.len() == 2
+            // Without a bias.
+            let n_inputs = match product.kind {
+                OpKind::Matmul => 2,
+                OpKind::MatmulExperts { .. } => 3,
+                _ => return None,
+            };
+            let fits = product.inputs.len() == n_inputs
                 && self.only_reader(product.outputs[0]) == Some(glu);
             let value = &self.program.values[product.inputs.get(1)?.index()];
-            fits.then_some((product.inputs[0], value.dtype, &value.dims))
+            let (x, ids) = (product.inputs[0], product.inputs.get(2));
+            fits.then_some((product.kind, x, ids, value.dtype, &value.dims))
         };
         (gate != up && weight(gate)? == weight(up)?).then_some((glu, gate, up))
     }

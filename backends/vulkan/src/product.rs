@@ -4,6 +4,7 @@
 //! * more, where the device has cooperative matrices: `matmul_coopmat`, on activations rounded to f16 (weights of f32 keep to f32);
 //! * more elsewhere: `matmul`, in f32.
 
+use crate::experts::Experts;
 use crate::gpu::Gpu;
 use crate::layout::Format;
 use crate::pipelines::Kernel;
@@ -14,11 +15,11 @@ use crate::shaders::Shader;
 use crate::steps::Context;
 use crate::weight::{Matrix, Rows};
 use tegula_sdk::abi::CompileOptions;
-use tegula_sdk::program::{Dim, OpKind, Program};
+use tegula_sdk::program::{Dim, OpKind, Program, Value};
 use tegula_sdk::{Error, Result};
 
 /// Rows of activations up to which weights are streamed.
-const FEW: u32 = 8;
+pub(crate) const FEW: u32 = 8;
 /// Elements that the coopmat kernel takes at a time; activations are padded to it.
 const HALF_STEP: u32 = 64;
 
@@ -28,16 +29,18 @@ pub(crate) fn half_bytes(gpu: &Gpu, program: &Program, options: &CompileOptions)
         return Ok(0);
     }
     let mut most = 0u64;
-    for op in program.ops.iter().filter(|op| op.kind == OpKind::Matmul) {
+    for op in &program.ops {
+        if !matches!(op.kind, OpKind::Matmul | OpKind::MatmulExperts { .. }) {
+            continue;
+        }
         let x = program.value(op.inputs[0])?;
         let weight = program.value(op.inputs[1])?;
-        let rows = match x.rows() {
-            Dim::Fixed(n) => n,
-            Dim::NTokens => options.n_tokens_max.into(),
-            Dim::NOutputs => options.n_outputs_max.into(),
-        };
-        let n_in = u32::try_from(x.row_len()).map_err(|_| Error::unsupported("rows over 2^32"))?;
-        if rows <= FEW.into() || !fits_half(Format::of(weight.dtype), n_in) {
+        let tokens = rows_max(x, options);
+        let n_in = weight.row_len();
+        // Experts may each have a row of their own in x.
+        let rows = tokens.saturating_mul(x.row_len() / n_in.max(1));
+        let n_in = u32::try_from(n_in).map_err(|_| Error::unsupported("rows over 2^32"))?;
+        if tokens <= FEW.into() || !fits_half(Format::of(weight.dtype), n_in) {
             continue;
         }
         let row = 2 * u64::from(n_in.next_multiple_of(HALF_STEP)) + 4;
@@ -47,17 +50,26 @@ pub(crate) fn half_bytes(gpu: &Gpu, program: &Program, options: &CompileOptions)
     Ok(most)
 }
 
+/// The most rows that a value has in a run.
+pub(crate) fn rows_max(value: &Value, options: &CompileOptions) -> u64 {
+    match value.rows() {
+        Dim::Fixed(n) => n,
+        Dim::NTokens => options.n_tokens_max.into(),
+        Dim::NOutputs => options.n_outputs_max.into(),
+    }
+}
+
 /// Whether a product may be taken in f16.
-fn fits_half(format: Format, n_in: u32) -> bool {
+pub(crate) fn fits_half(format: Format, n_in: u32) -> bool {
     format != Format::F32 && n_in.is_multiple_of(32)
 }
 
 /// Whether rows of so many elements end inside 8 elements.
-fn has_tail(n_in: u32) -> u32 {
+pub(crate) fn has_tail(n_in: u32) -> u32 {
     u32::from(!n_in.is_multiple_of(8))
 }
 
-fn table_constants(matrix: &Matrix) -> Vec<(u32, u32)> {
+pub(crate) fn table_constants(matrix: &Matrix) -> Vec<(u32, u32)> {
     if matrix.format != Format::Table {
         return Vec::new();
     }
@@ -65,15 +77,17 @@ fn table_constants(matrix: &Matrix) -> Vec<(u32, u32)> {
 }
 
 /// One weight's part in a product: a tile, and where its rows go.
-#[derive(Clone, Copy)]
-struct Part {
-    w: u64,
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Part {
+    pub(crate) w: u64,
     /// The other weight's tile in a gated pair.
-    w2: u64,
-    y: u64,
-    bias: u64,
-    residual: u64,
-    n_rows: u32,
+    pub(crate) w2: u64,
+    pub(crate) y: u64,
+    pub(crate) bias: u64,
+    pub(crate) residual: u64,
+    /// Its first row in the weight; experts' products ask for it.
+    pub(crate) first: u32,
+    pub(crate) n_rows: u32,
 }
 
 impl Context<'_> {
@@ -97,6 +111,7 @@ impl Context<'_> {
                 y: skip(y),
                 bias: skip(bias),
                 residual: skip(residual),
+                first: tile.first,
                 n_rows: tile.n,
             }
         };
@@ -121,12 +136,11 @@ impl Context<'_> {
         {
             return self.coopmat(recorder, matrix, product, &parts, n, &reads, &writes);
         }
-        let mut constants = vec![(0, matrix.format as u32), (4, has_tail(matrix.n_in))];
-        constants.extend(table_constants(matrix));
-        let kernel = Kernel::new(Shader::Matmul, &constants);
+        let kernel = matmul_kernel(matrix, None);
         recorder.order(&reads, &writes);
         for part in &parts {
-            let push = push(matrix, part, self.at(product.x), matrix.n_in, n, 0, 0, 0.0);
+            let push = Call { x: self.at(product.x), x_stride: matrix.n_in, n, ..Call::default() };
+            let push = push.push(matrix, part);
             let groups = [part.n_rows.div_ceil(64), n.div_ceil(64), 1];
             recorder.run(&kernel, &push, Groups::Are(groups), &[], &[])?;
         }
@@ -163,6 +177,7 @@ impl Context<'_> {
                 y: to + 4 * u64::from(a.first),
                 bias: 0,
                 residual: 0,
+                first: a.first,
                 n_rows: a.n,
             })
             .collect();
@@ -184,15 +199,6 @@ impl Context<'_> {
         reads: &[Span],
         writes: &[Span],
     ) -> Result<()> {
-        let units = u32::try_from(u64::from(matrix.n_in).div_ceil(matrix.format.unit()))
-            .unwrap_or(u32::MAX);
-        let threads = match units {
-            0..=32 => 32,
-            33..=64 => 64,
-            65..=1024 => 128,
-            _ => 256,
-        }
-        .max(recorder.gpu.physical.subgroup);
         let cols = n.next_power_of_two();
         let (eps, weight) = match norm {
             Some(norm) => (norm.eps, self.exe.matrix(norm.weight)?.address()),
@@ -207,19 +213,22 @@ impl Context<'_> {
                 (4.., 1024..) => 2,
                 _ => 1,
             };
-            let mut constants = vec![
-                (0, matrix.format as u32),
-                (1, rows),
-                (2, cols),
-                (3, u32::from(is_pair)),
-                (4, has_tail(matrix.n_in)),
-                (5, u32::from(norm.is_some())),
-                (20, threads),
-                (21, threads.div_ceil(recorder.gpu.physical.subgroup_min).max(1)),
-            ];
-            constants.extend(table_constants(matrix));
-            let kernel = Kernel::new(Shader::Matvec, &constants);
-            let push = push(matrix, part, x, matrix.n_in, n, weight, activation.unwrap_or(0), eps);
+            let kernel = matvec_kernel(
+                recorder.gpu,
+                matrix,
+                [(1, rows), (2, cols), (3, u32::from(is_pair)), (5, u32::from(norm.is_some()))],
+            );
+            let activation = activation.unwrap_or(0);
+            let call = Call {
+                x,
+                x_stride: matrix.n_in,
+                n,
+                norm: weight,
+                activation,
+                eps,
+                ..Call::default()
+            };
+            let push = call.push(matrix, part);
             let groups = Groups::flat(u64::from(part.n_rows.div_ceil(rows)), 1)?;
             recorder.run(&kernel, &push, groups, &[], &[])?;
         }
@@ -237,29 +246,9 @@ impl Context<'_> {
         reads: &[Span],
         writes: &[Span],
     ) -> Result<()> {
-        let stride = matrix.n_in.next_multiple_of(HALF_STEP);
-        let x = self.span(product.x, n)?;
-        let (half, room) = self.places.half;
-        let scales = half + 2 * u64::from(stride) * u64::from(n);
-        let scales = scales.next_multiple_of(64);
-        if scales + 4 * u64::from(n) > half + room {
-            return Err(Error::invalid("activations in f16 do not fit their region"));
-        }
-        let region = (half, room);
-        // Queries, keys and values are of one input, which is rounded once.
-        if self.halved != Some((x, recorder.n_writes(x))) {
-            let push = Push::new()
-                .u64(x.0)
-                .u64(half)
-                .u64(scales)
-                .u32(matrix.n_in)
-                .u32(matrix.n_in)
-                .u32(stride)
-                .u32(n);
-            let kernel = Kernel::new(Shader::ToHalf, &[]);
-            recorder.run(&kernel, &push, Groups::Are([n, 1, 1]), &[x], &[region])?;
-            self.halved = Some((x, recorder.n_writes(x)));
-        }
+        let (half, stride, scales) =
+            self.to_half(recorder, self.span(product.x, n)?, matrix.n_in, n)?;
+        let region = self.places.half;
         let mut all_reads = reads.to_vec();
         all_reads.push(region);
         recorder.order(&all_reads, writes);
@@ -272,45 +261,128 @@ impl Context<'_> {
                 _ if tiles(128) < 200 => 64,
                 _ => 128,
             };
-            let mut constants = vec![(0, matrix.format as u32), (1, tokens)];
-            constants.extend(table_constants(matrix));
-            let kernel = Kernel::new(Shader::MatmulCoopmat, &constants);
-            let mut part = *part;
-            part.w2 = scales;
-            let push = push(matrix, &part, half, stride, n, 0, 0, 0.0);
+            let kernel = coopmat_kernel(matrix, tokens, None);
+            let part = Part { w2: scales, ..*part };
+            let push = Call { x: half, x_stride: stride, n, ..Call::default() }.push(matrix, &part);
             let groups = [part.n_rows.div_ceil(128), n.div_ceil(tokens), 1];
             recorder.run(&kernel, &push, Groups::Are(groups), &[], &[])?;
         }
         Ok(())
     }
+
+    /// Rounds `n` rows of `n_in` elements to f16, unless that is what the region holds; gives their address and stride, and that of their scales.
+    pub(crate) fn to_half(
+        &mut self,
+        recorder: &mut Recorder<'_>,
+        x: Span,
+        n_in: u32,
+        n: u32,
+    ) -> Result<(u64, u32, u64)> {
+        let stride = n_in.next_multiple_of(HALF_STEP);
+        let (half, room) = self.places.half;
+        let scales = half + 2 * u64::from(stride) * u64::from(n);
+        let scales = scales.next_multiple_of(64);
+        if scales + 4 * u64::from(n) > half + room {
+            return Err(Error::invalid("activations in f16 do not fit their region"));
+        }
+        // Queries, keys and values are of one input, which is rounded once.
+        if self.halved != Some((x, recorder.n_writes(x), n_in)) {
+            let push =
+                Push::new().u64(x.0).u64(half).u64(scales).u32(n_in).u32(n_in).u32(stride).u32(n);
+            let kernel = Kernel::new(Shader::ToHalf, &[]);
+            let groups = Groups::flat(n.into(), 1)?;
+            recorder.run(&kernel, &push, groups, &[x], &[(half, room)])?;
+            self.halved = Some((x, recorder.n_writes(x), n_in));
+        }
+        Ok((half, stride, scales))
+    }
 }
 
-/// The push constants that all three kernels share.
-#[expect(clippy::too_many_arguments, reason = "the fields of one struct")]
-fn push(
+/// The kernel for few columns, with its constants 1, 2, 3 and 5, or others.
+pub(crate) fn matvec_kernel<const N: usize>(
+    gpu: &Gpu,
     matrix: &Matrix,
-    part: &Part,
-    x: u64,
-    x_stride: u32,
-    n: u32,
-    norm: u64,
-    activation: u32,
-    eps: f32,
-) -> Push {
-    Push::new()
-        .u64(part.w)
-        .u64(part.w2)
-        .u64(x)
-        .u64(part.y)
-        .u64(part.bias)
-        .u64(part.residual)
-        .u64(norm)
-        .u32(matrix.n_in)
-        .u32(part.n_rows)
-        .u32(matrix.row_bytes)
-        .u32(x_stride)
-        .u32(matrix.n_rows)
-        .u32(n)
-        .u32(activation)
-        .f32(eps)
+    constants: [(u32, u32); N],
+) -> Kernel {
+    let units = u64::from(matrix.n_in).div_ceil(matrix.format.unit());
+    let threads = match units {
+        0..=32 => 32,
+        33..=64 => 64,
+        65..=1024 => 128,
+        _ => 256,
+    }
+    .max(gpu.physical.subgroup);
+    let mut all = vec![
+        (0, matrix.format as u32),
+        (4, has_tail(matrix.n_in)),
+        (20, threads),
+        (21, threads.div_ceil(gpu.physical.subgroup_min).max(1)),
+    ];
+    all.extend(constants);
+    all.extend(table_constants(matrix));
+    Kernel::new(Shader::Matvec, &all)
+}
+
+/// The kernel for many columns in f32.
+pub(crate) fn matmul_kernel(matrix: &Matrix, experts: Option<u32>) -> Kernel {
+    let mut constants = vec![(0, matrix.format as u32), (4, has_tail(matrix.n_in))];
+    constants.extend(table_constants(matrix));
+    constants.extend(experts.map(|mode| (30, mode)));
+    Kernel::new(Shader::Matmul, &constants)
+}
+
+/// The kernel for many columns by cooperative matrices.
+pub(crate) fn coopmat_kernel(matrix: &Matrix, tokens: u32, experts: Option<u32>) -> Kernel {
+    let mut constants = vec![(0, matrix.format as u32), (1, tokens)];
+    constants.extend(table_constants(matrix));
+    constants.extend(experts.map(|mode| (30, mode)));
+    Kernel::new(Shader::MatmulCoopmat, &constants)
+}
+
+/// What the kernels of products are told beside the part.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Call {
+    pub(crate) x: u64,
+    pub(crate) x_stride: u32,
+    /// Columns.
+    pub(crate) n: u32,
+    pub(crate) norm: u64,
+    pub(crate) activation: u32,
+    pub(crate) eps: f32,
+    pub(crate) experts: Experts,
+}
+
+impl Call {
+    /// The push constants that all three kernels share.
+    pub(crate) fn push(&self, matrix: &Matrix, part: &Part) -> Push {
+        let experts = &self.experts;
+        // Rows that the grid goes over, and rows of y.
+        let (n_rows, stride) = match experts.n_rows {
+            0 => (part.n_rows, matrix.n_rows),
+            n => (n, n),
+        };
+        Push::new()
+            .u64(part.w)
+            .u64(part.w2)
+            .u64(self.x)
+            .u64(part.y)
+            .u64(part.bias)
+            .u64(part.residual)
+            .u64(self.norm)
+            .u32(matrix.n_in)
+            .u32(n_rows)
+            .u32(matrix.row_bytes)
+            .u32(self.x_stride)
+            .u32(stride)
+            .u32(self.n)
+            .u32(self.activation)
+            .f32(self.eps)
+            .u64(experts.ids)
+            .u64(experts.groups)
+            .u64(experts.slots)
+            .u32(part.first)
+            .u32(part.n_rows)
+            .u32(experts.n_expert)
+            .u32(experts.sharing)
+    }
 }

@@ -20,6 +20,11 @@ pub(crate) fn kv_span(layer: u32) -> Span {
     (u64::MAX - 2 * u64::from(layer) - 1, 1)
 }
 
+/// The span that stands for the records of a state layer.
+pub(crate) fn state_span(layer: u32) -> Span {
+    ((1 << 63) + 2 * u64::from(layer), 1)
+}
+
 /// Most workgroups in one direction that every device takes.
 const GROUPS_MAX: u64 = 65_535;
 

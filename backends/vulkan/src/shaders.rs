@@ -13,6 +13,11 @@ pub(crate) enum Shader {
     Copy,
     Argmax,
     TopK,
+    Router,
+    ExpertsSort,
+    Combine,
+    ConvState,
+    GatedDelta,
     Attention,
     AttentionCombine,
     Matvec,
@@ -23,7 +28,7 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    pub(crate) const COUNT: usize = 15;
+    pub(crate) const COUNT: usize = 20;
 
     pub(crate) fn code(self) -> &'static [u8] {
         match self {
@@ -35,6 +40,11 @@ impl Shader {
             Self::Copy => COPY,
             Self::Argmax => ARGMAX,
             Self::TopK => TOP_K,
+            Self::Router => ROUTER,
+            Self::ExpertsSort => EXPERTS_SORT,
+            Self::Combine => COMBINE,
+            Self::ConvState => CONV_STATE,
+            Self::GatedDelta => GATED_DELTA,
             Self::Attention => ATTENTION,
             Self::AttentionCombine => ATTENTION_COMBINE,
             Self::Matvec => MATVEC,
@@ -56,6 +66,11 @@ impl Shader {
             Self::Copy => "copy",
             Self::Argmax => "argmax",
             Self::TopK => "top_k",
+            Self::Router => "router",
+            Self::ExpertsSort => "experts_sort",
+            Self::Combine => "combine",
+            Self::ConvState => "conv_state",
+            Self::GatedDelta => "gated_delta",
             Self::Attention => "attention",
             Self::AttentionCombine => "attention_combine",
             Self::Matvec => "matvec",

@@ -22,6 +22,8 @@ pub(crate) struct Places {
     pub(crate) parts: Span,
     /// Activations in f16.
     pub(crate) half: Span,
+    /// Slots sorted by expert.
+    pub(crate) experts: Span,
 }
 
 /// One shape being recorded.
@@ -30,8 +32,10 @@ pub(crate) struct Context<'a> {
     pub(crate) places: Places,
     n_tokens: u32,
     n_outputs: u32,
-    /// What the f16 region holds: a span, and how often that was written.
-    pub(crate) halved: Option<(Span, usize)>,
+    /// What the f16 region holds: a span, how often that was written, and elements of a row.
+    pub(crate) halved: Option<(Span, usize, u32)>,
+    /// What the region of slots holds: the ids, how often those were written, and slots of a group.
+    pub(crate) sorted: Option<(Span, usize, u32)>,
 }
 
 /// Records all steps.
@@ -42,7 +46,7 @@ pub(crate) fn record(
     n_tokens: u32,
     n_outputs: u32,
 ) -> Result<()> {
-    let mut context = Context { exe, places, n_tokens, n_outputs, halved: None };
+    let mut context = Context { exe, places, n_tokens, n_outputs, halved: None, sorted: None };
     for step in &exe.frame.steps {
         context.step(recorder, step)?;
     }
@@ -64,13 +68,14 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
 
 /// Ops of the elementwise kernel.
 #[derive(Clone, Copy)]
-enum Elementwise {
+pub(crate) enum Elementwise {
     Add = 0,
     Mul = 1,
     Scale = 2,
     Softcap = 3,
     Unary = 4,
     Glu = 5,
+    GluClamped = 6,
 }
 
 impl Context<'_> {
@@ -85,7 +90,7 @@ impl Context<'_> {
     }
 
     /// Elements of a row.
-    fn row_len(&self, id: ValueId) -> Result<u32> {
+    pub(crate) fn row_len(&self, id: ValueId) -> Result<u32> {
         let n = self.exe.program.value(id)?.row_len();
         u32::try_from(n).map_err(|_| Error::unsupported(format!("rows of {n} elements")))
     }
@@ -96,7 +101,7 @@ impl Context<'_> {
     }
 
     /// The bytes of a value in this run.
-    fn whole(&self, id: ValueId) -> Result<Span> {
+    pub(crate) fn whole(&self, id: ValueId) -> Result<Span> {
         self.span(id, self.rows(id)?)
     }
 
@@ -111,7 +116,7 @@ impl Context<'_> {
                 self.product(recorder, gate)?;
                 self.product(recorder, up)?;
                 let inputs = [gate.y, up.y];
-                self.elementwise(recorder, Elementwise::Glu, number, 0.0, &inputs, *y)
+                self.elementwise(recorder, Elementwise::Glu, number, [0.0; 2], &inputs, *y)
             }
             Step::Norm { op, residual, y, may_skip } => {
                 // Of a single row, those who read it make it themselves.
@@ -119,6 +124,13 @@ impl Context<'_> {
                     return Ok(());
                 }
                 self.norm(recorder, *op, *residual, *y)
+            }
+            Step::GatedExperts { gate, up, activation, y } => {
+                self.gated_experts(recorder, (*gate, *up), *activation, *y)
+            }
+            Step::Combined { op, residual, y } => {
+                let inputs = self.exe.program.ops[*op].inputs.as_slice();
+                self.combine(recorder, inputs, *residual, *y)
             }
             Step::Store { kv_layer, k, v, rope } => {
                 self.store(recorder, *kv_layer, *k, *v, rope.as_ref())
@@ -134,21 +146,24 @@ impl Context<'_> {
         let (inputs, y) = (op.inputs.as_slice(), op.outputs.first().copied());
         let y = y.ok_or_else(|| Error::invalid("an op that makes nothing"))?;
         match op.kind {
-            OpKind::Add => self.elementwise(recorder, Elementwise::Add, 0, 0.0, inputs, y),
-            OpKind::Mul => self.elementwise(recorder, Elementwise::Mul, 0, 0.0, inputs, y),
+            OpKind::Add => self.elementwise(recorder, Elementwise::Add, 0, [0.0; 2], inputs, y),
+            OpKind::Mul => self.elementwise(recorder, Elementwise::Mul, 0, [0.0; 2], inputs, y),
             OpKind::Scale { factor } => {
-                self.elementwise(recorder, Elementwise::Scale, 0, factor, inputs, y)
+                self.elementwise(recorder, Elementwise::Scale, 0, [factor, 0.0], inputs, y)
             }
             OpKind::Softcap { cap } => {
-                self.elementwise(recorder, Elementwise::Softcap, 0, cap, inputs, y)
+                self.elementwise(recorder, Elementwise::Softcap, 0, [cap, 0.0], inputs, y)
             }
             OpKind::Unary { activation } => {
                 let number = activation_number(activation);
-                self.elementwise(recorder, Elementwise::Unary, number, 0.0, inputs, y)
+                self.elementwise(recorder, Elementwise::Unary, number, [0.0; 2], inputs, y)
             }
             OpKind::Glu { activation } => {
                 let number = activation_number(activation);
-                self.elementwise(recorder, Elementwise::Glu, number, 0.0, inputs, y)
+                self.elementwise(recorder, Elementwise::Glu, number, [0.0; 2], inputs, y)
+            }
+            OpKind::GluClamped { alpha, limit } => {
+                self.elementwise(recorder, Elementwise::GluClamped, 0, [alpha, limit], inputs, y)
             }
             OpKind::Embed => self.embed(recorder, inputs, y),
             OpKind::Rope { .. } => self.rope(recorder, op, y),
@@ -168,27 +183,36 @@ impl Context<'_> {
             }
             OpKind::Argmax => self.argmax(recorder, inputs[0], y),
             OpKind::TopK { k } => self.top_k(recorder, inputs[0], op, k),
+            OpKind::SliceGroups { group, begin, len } => {
+                self.slice_groups(recorder, (inputs[0], y), group, (begin, len))
+            }
+            OpKind::MatmulExperts { .. } => self.experts(recorder, index, None, y),
+            OpKind::RouterTopk { .. } => self.router(recorder, op),
+            OpKind::CombineExperts => self.combine(recorder, inputs, None, y),
+            OpKind::ConvState { state_layer } => self.conv_state(recorder, op, state_layer, y),
+            OpKind::GatedDelta { .. } => self.gated_delta(recorder, op, y),
             // The rest are steps of their own.
             _ => Err(Error::unsupported(op.kind.name())),
         }
     }
 
-    fn elementwise(
+    pub(crate) fn elementwise(
         &self,
         recorder: &mut Recorder<'_>,
         what: Elementwise,
         activation: u32,
-        factor: f32,
+        [factor, limit]: [f32; 2],
         inputs: &[ValueId],
         y: ValueId,
     ) -> Result<()> {
         let (a, b) = (inputs[0], inputs.get(1).copied());
-        let row = self.row_len(y)?;
-        let n = u64::from(self.rows(y)?) * u64::from(row);
-        let is_row = match b {
-            Some(b) => self.exe.program.value(b)?.kind == ValueKind::Weight,
-            None => false,
+        let n = u64::from(self.rows(y)?) * u64::from(self.row_len(y)?);
+        // A row that serves every row, or one number that serves every element.
+        let row = match b {
+            Some(b) if self.exe.program.value(b)?.kind == ValueKind::Weight => self.row_len(b)?,
+            _ => 0,
         };
+        let is_row = row > 0;
         let constants = [(1, what as u32), (2, activation), (3, u32::from(is_row))];
         let push = Push::new()
             .u64(self.at(a))
@@ -196,7 +220,8 @@ impl Context<'_> {
             .u64(self.at(y))
             .u64(n)
             .u32(row)
-            .f32(factor);
+            .f32(factor)
+            .f32(limit);
         let mut reads = vec![self.whole(a)?];
         if let Some(b) = b.filter(|_| !is_row) {
             reads.push(self.whole(b)?);
@@ -213,9 +238,10 @@ impl Context<'_> {
         y: ValueId,
     ) -> Result<()> {
         let op = &self.exe.program.ops[index];
-        let (is_layer, eps, n) = match op.kind {
+        let (kind, eps, n) = match op.kind {
             OpKind::RmsNorm { eps, n } => (0, eps, n),
             OpKind::LayerNorm { eps, n } => (1, eps, n),
+            OpKind::L2Norm { eps, n } => (2, eps, n),
             _ => return Err(Error::invalid("a norm that is none")),
         };
         let x = op.inputs[0];
@@ -238,7 +264,7 @@ impl Context<'_> {
             _ => 512,
         }
         .max(recorder.gpu.physical.subgroup);
-        let kernel = Kernel::new(Shader::Norm, &[(1, is_layer), (20, threads)]);
+        let kernel = Kernel::new(Shader::Norm, &[(1, kind), (20, threads)]);
         let mut reads = vec![self.whole(x)?];
         if let Some(id) = residual {
             reads.push(self.whole(id)?);
@@ -412,61 +438,6 @@ impl Context<'_> {
             .u32(layer.head_dim_v);
         let kernel = Kernel::new(Shader::AttentionCombine, &[]);
         recorder.run(&kernel, &push, at(4), &[parts], &[to])
-    }
-
-    fn copy(
-        &self,
-        recorder: &mut Recorder<'_>,
-        (src, begin): (ValueId, u32),
-        (dst, dst_begin): (ValueId, u32),
-        n_cols: u32,
-        rows: Option<ValueId>,
-    ) -> Result<()> {
-        let n = self.rows(dst)?;
-        let push = Push::new()
-            .u64(self.at(src))
-            .u64(self.at(dst))
-            .u64(rows.map_or(0, |id| self.at(id)))
-            .u32(n_cols)
-            .u32(n)
-            .u32(self.row_len(src)?)
-            .u32(begin)
-            .u32(self.row_len(dst)?)
-            .u32(dst_begin)
-            .u32(self.rows(src)?);
-        let mut reads = vec![self.whole(src)?];
-        if let Some(rows) = rows {
-            reads.push(self.whole(rows)?);
-        }
-        let kernel = Kernel::new(Shader::Copy, &[]);
-        let groups = Groups::strided(u64::from(n) * u64::from(n_cols), 256);
-        recorder.run(&kernel, &push, groups, &reads, &[self.whole(dst)?])
-    }
-
-    fn argmax(&self, recorder: &mut Recorder<'_>, x: ValueId, y: ValueId) -> Result<()> {
-        let n = self.rows(x)?;
-        let push = Push::new().u64(self.at(x)).u64(self.at(y)).u32(self.row_len(x)?).u32(n);
-        let kernel = Kernel::new(Shader::Argmax, &[]);
-        let groups = Groups::Are([n.min(32_768), 1, 1]);
-        recorder.run(&kernel, &push, groups, &[self.whole(x)?], &[self.whole(y)?])
-    }
-
-    fn top_k(&self, recorder: &mut Recorder<'_>, x: ValueId, op: &Op, k: u32) -> Result<()> {
-        let [ids, values] = op.outputs.as_slice() else {
-            return Err(Error::invalid("top_k makes two values"));
-        };
-        let n = self.rows(x)?;
-        let push = Push::new()
-            .u64(self.at(x))
-            .u64(self.at(*ids))
-            .u64(self.at(*values))
-            .u32(self.row_len(x)?)
-            .u32(n)
-            .u32(k);
-        let kernel = Kernel::new(Shader::TopK, &[]);
-        let groups = Groups::Are([n.min(32_768), 1, 1]);
-        let writes = [self.whole(*ids)?, self.whole(*values)?];
-        recorder.run(&kernel, &push, groups, &[self.whole(x)?], &writes)
     }
 }
 

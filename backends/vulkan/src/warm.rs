@@ -24,6 +24,7 @@ pub(crate) fn kernels(exe: &Executable, options: &CompileOptions) -> Vec<Kernel>
                 record: 256,
                 record_buffer: vk::Buffer::null(),
                 parts: (256, u64::MAX >> 1),
+                experts: (256, u64::MAX >> 1),
                 half: if exe.frame.half_region.is_some() { (256, u64::MAX >> 1) } else { (0, 0) },
             };
             if let Err(error) = steps::record(exe, &mut lister, places, tokens, outputs) {

@@ -3,7 +3,8 @@
 use crate::layout::{Format, table_words};
 use crate::memory::Buffer;
 use tegula_sdk::abi::LAYOUT_NATIVE;
-use tegula_sdk::program::{Dim, Value};
+use tegula_sdk::program::{Dim, OpKind, Program, Value, ValueId};
+use tegula_sdk::quant::DType;
 use tegula_sdk::{Error, Held, Result, WeightBinding};
 
 /// Rows in one chunk.
@@ -14,7 +15,21 @@ pub(crate) struct Rows {
     pub(crate) n: u32,
 }
 
-/// A weight matrix, or a vector as a matrix of one row.
+/// Types of vectors that lie as they are.
+pub(crate) fn is_vector_type(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Whether a weight is read by no product and no table.
+pub(crate) fn is_vector(program: &Program, id: ValueId) -> bool {
+    !program.ops.iter().any(|op| {
+        let is_table =
+            matches!(op.kind, OpKind::Matmul | OpKind::Embed | OpKind::MatmulExperts { .. });
+        is_table && op.inputs.get(1) == Some(&id)
+    })
+}
+
+/// A weight matrix, or vectors as rows of one.
 pub(crate) struct Matrix {
     pub(crate) format: Format,
     /// The table of the general form, as the shaders take it.
@@ -23,21 +38,26 @@ pub(crate) struct Matrix {
     pub(crate) n_rows: u32,
     pub(crate) row_bytes: u32,
     pub(crate) tiles: Vec<Rows>,
+    pub(crate) dtype: DType,
     /// The buffer and offset of a vector, for those that the host has to read.
     pub(crate) vector: Option<(Held<Buffer>, u64)>,
 }
 
 impl Matrix {
     /// Checks that the tiles cover the rows in order and lie inside their buffers.
-    pub(crate) fn new(value: &Value, binding: &WeightBinding<Buffer>) -> Result<Self> {
+    /// `is_vector`: no product or table reads it, so that it lies as it was given.
+    pub(crate) fn new(
+        value: &Value,
+        is_vector: bool,
+        binding: &WeightBinding<Buffer>,
+    ) -> Result<Self> {
         let fault = |why: String| Error::invalid(format!("weight `{}`: {why}", value.name));
         let Dim::Fixed(n_rows) = value.rows() else { return Err(fault("no fixed shape".into())) };
-        let is_vector = value.dims.len() == 1;
         let format = Format::of(value.dtype);
         let n_in = value.row_len();
-        value.dtype.row_bytes(n_in)?;
+        let native = value.dtype.row_bytes(n_in)?;
         let row_bytes = match is_vector {
-            true => n_in.saturating_mul(4),
+            true => native,
             false => format.planes(n_in)?.bytes as u64,
         };
         let layout = if is_vector { LAYOUT_NATIVE } else { format.layout() };
@@ -70,6 +90,7 @@ impl Matrix {
             n_rows: small(n_rows)?,
             row_bytes: small(row_bytes)?,
             tiles,
+            dtype: value.dtype,
             vector: vector.map(|tile| (tile.buffer, tile.offset)),
         })
     }

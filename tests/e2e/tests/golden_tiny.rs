@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tegula::{Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, Runtime};
-use tegula_e2e::{TopLogits, argmax, f32s, golden, ids, json, kl, runtime_with};
+use tegula_e2e::{TopLogits, argmax, f32s, golden, ids, json, kl, runtime_of, runtime_with};
 
 /// The folders whose architectures are implemented.
 const CASES: [&str; 19] = [
@@ -73,15 +73,41 @@ fn cpu_with_buffers_of_320_kib() {
     check("cpu", Some(320 << 10), &CASES);
 }
 
+#[test]
+fn vulkan() {
+    on_driver("vulkan");
+}
+
+#[test]
+fn opencl() {
+    on_driver("opencl");
+}
+
+#[test]
+fn openvino() {
+    on_driver("openvino");
+}
+
+/// On the first device of a backend that needs a driver.
+fn on_driver(backend: &str) {
+    if let Some((runtime, ids)) = runtime_of(backend) {
+        check_on(&runtime, &ids[0], None, &CASES);
+    }
+}
+
 fn check(device: &str, max_buffer: Option<u64>, cases: &[&str]) {
-    let Some(root) = golden("tiny") else { return };
     let runtime = runtime_with(Caps { max_buffer, memory_limit: None });
+    check_on(&runtime, device, max_buffer, cases);
+}
+
+fn check_on(runtime: &Runtime, device: &str, max_buffer: Option<u64>, cases: &[&str]) {
+    let Some(root) = golden("tiny") else { return };
     for case in cases {
         let folder = root.join(case);
         let facts = json(folder.join("case.json"));
         for file in facts["files"].as_object().unwrap().keys() {
             let name = file.strip_prefix("model-").unwrap().strip_suffix(".gguf").unwrap();
-            let model = match open(&runtime, &folder.join(file), device) {
+            let model = match open(runtime, &folder.join(file), device) {
                 // The oracle has every op; another device's author says which are still missing.
                 Err(error @ Error::OpsUnsupported { .. }) if device != "reference" => {
                     println!("SKIPPED: {device} {case} {file}: {error}");

@@ -15,6 +15,14 @@ __kernel void glu(IN(gate), IN(up), OUT(y), const ulong n, const uint which) {
     if (i < n) AT(float, y)[i] = activate(which, CAT(float, gate)[i]) * CAT(float, up)[i];
 }
 
+// Both sides within a limit; the gate with a sigmoid of its own steepness.
+__kernel void glu_clamped(IN(gate), IN(up), OUT(y), const ulong n, const float alpha, const float limit) {
+    const ulong i = get_global_id(0);
+    if (i >= n) return;
+    const float gate = fmin(CAT(float, gate)[i], limit);
+    AT(float, y)[i] = gate / (1.0f + exp(-alpha * gate)) * (clamp(CAT(float, up)[i], -limit, limit) + 1.0f);
+}
+
 __kernel void unary(IN(x), OUT(y), const ulong n, const uint which) {
     const ulong i = get_global_id(0);
     if (i < n) AT(float, y)[i] = activate(which, CAT(float, x)[i]);
@@ -30,7 +38,7 @@ __kernel void softcap(IN(x), OUT(y), const ulong n, const float cap) {
     if (i < n) AT(float, y)[i] = cap * tanh(CAT(float, x)[i] / cap);
 }
 
-// `len` columns from `begin` of rows of `row`.
+// `len` columns from `begin` of rows, or groups, of `row`.
 __kernel void slice(IN(x), OUT(y), const ulong n, const uint row, const uint begin, const uint len) {
     const ulong i = get_global_id(0);
     if (i < n) AT(float, y)[i] = CAT(float, x)[i / len * row + begin + i % len];

@@ -40,6 +40,7 @@ void matvec(
 #if SETS > 2
     , SET(2)
 #endif
+    EXPERTS_ARGS
 ) {
     __local float4 staged[CHUNK * PITCH];
     __local float sums[WG];
@@ -74,6 +75,13 @@ void matvec(
     }
 #endif
     const uint begin = (group * TEAMS + team) * R;
+#if EXPERTS
+    // The rows of the expert that the tile holds.
+    const Share share = SHARE(get_group_id(1));
+    const uint block = group * TEAMS * R;
+    // The same for the whole work-group, as its barriers need.
+    if (block >= share.end || block + TEAMS * R <= share.begin) return;
+#endif
     __global const uchar* rows[R];
     float acc[R];
 #if GLU
@@ -82,7 +90,11 @@ void matvec(
 #endif
     for (uint r = 0; r < R; r++) {
         // Rows past the end compute the last one again, and write nothing.
+#if EXPERTS
+        const ulong at = (share.skip + clamp(begin + r, share.begin, share.end - 1)) * stride;
+#else
         const ulong at = (ulong)min(begin + r, n_rows - 1) * stride;
+#endif
         rows[r] = w + at;
         acc[r] = 0.0f;
 #if GLU
@@ -90,7 +102,11 @@ void matvec(
         up[r] = 0.0f;
 #endif
     }
+#if EXPERTS
+    __global const float* x = CAT(float, x) + (ulong)ROW_OF((uint)token) * n_in;
+#else
     __global const float* x = CAT(float, x) + token * n_in;
+#endif
 #if NORM
     float squares = 0.0f;
 #endif
@@ -155,9 +171,14 @@ void matvec(
         const float other = team_sum(up[r], sums) * factor;
 #endif
         const uint row = begin + r;
+#if EXPERTS
+        if (lane == 0 && row >= share.begin && row < share.end) {
+            const ulong column = share.skip + row, at = token * n_out + row;
+#else
         if (lane == 0 && row < n_rows) {
             const uint column = first + row;
             const ulong at = token * n_out + column;
+#endif
             total *= factor;
 #if GLU
             total = activate(which, total) * other;

@@ -24,7 +24,16 @@ layout(push_constant) uniform Push {
     uint n_cols;
     uint unused2;
     uint unused3;
+    uint64_t ids;
+    uint64_t groups;
+    uint64_t slots;
+    uint first;
+    uint n_tile;
+    uint n_expert;
+    uint sharing;
 } p;
+
+#include "experts.glsl"
 
 const uint M = 64;
 const uint K = 32;
@@ -35,7 +44,9 @@ shared float sx[K * STRIDE];
 void main() {
     uint tid = gl_LocalInvocationID.x;
     uint row0 = gl_WorkGroupID.x * M;
-    uint col0 = gl_WorkGroupID.y * M;
+    Share s = share(gl_WorkGroupID.y, M);
+    if (row0 >= s.end || row0 + M <= s.begin) return;
+    uint col0 = s.col0;
     if (FORMAT == F_LUT) {
         init_lut(tid);
         barrier();
@@ -43,8 +54,8 @@ void main() {
     // Loading: 8 elements of one row and of one token.
     uint line = tid / 4;
     uint k8 = 8 * (tid % 4);
-    uint64_t w_row = p.w + uint64_t(min(row0 + line, p.n_rows - 1)) * p.row_bytes;
-    uint64_t x_row = p.x + 4 * uint64_t(min(col0 + line, p.n_cols - 1)) * p.x_stride;
+    uint64_t w_row = p.w + (s.skip + clamp(row0 + line, s.begin, s.end - 1)) * p.row_bytes;
+    uint64_t x_row = p.x + 4 * uint64_t(row_of(slot_of(min(col0 + line, s.n_cols - 1)))) * p.x_stride;
     // Computing.
     uint tr = 4 * (tid % 16);
     uint tc = 4 * (tid / 16);
@@ -83,12 +94,14 @@ void main() {
     }
     [[unroll]] for (uint c = 0; c < 4; c++) {
         uint col = col0 + tc + c;
+        if (col >= s.n_cols) continue;
+        uint64_t y_row = uint64_t(slot_of(col)) * p.y_stride;
         [[unroll]] for (uint r = 0; r < 4; r++) {
             uint row = row0 + tr + r;
-            if (row >= p.n_rows || col >= p.n_cols) continue;
+            if (row < s.begin || row >= s.end) continue;
             float y = acc[c][r];
-            if (p.bias != 0) y += LDF(p.bias + 4 * uint64_t(row));
-            uint64_t at = 4 * (uint64_t(col) * p.y_stride + row);
+            if (p.bias != 0) y += LDF(p.bias + 4 * (s.skip + row));
+            uint64_t at = 4 * (y_row + row);
             if (p.residual != 0) y += LDF(p.residual + at);
             LDF(p.y + at) = y;
         }

@@ -28,7 +28,16 @@ layout(push_constant) uniform Push {
     uint n_cols;
     uint unused1;
     uint unused2;
+    uint64_t ids;
+    uint64_t groups;
+    uint64_t slots;
+    uint first;
+    uint n_tile;
+    uint n_expert;
+    uint sharing;
 } p;
+
+#include "experts.glsl"
 
 const uint ROWS = 128;
 const uint K = 64;
@@ -49,7 +58,9 @@ uvec4 halves(vec4 a, vec4 b) {
 void main() {
     uint tid = gl_LocalInvocationID.x;
     uint row0 = gl_WorkGroupID.x * ROWS;
-    uint col0 = gl_WorkGroupID.y * TOKENS;
+    Share s = share(gl_WorkGroupID.y, TOKENS);
+    if (row0 >= s.end || row0 + ROWS <= s.begin) return;
+    uint col0 = s.col0;
     uint warp = gl_SubgroupID;
     uint warp_t = (warp & 1) * (TOKENS / 2);
     uint warp_r = (warp >> 1) * 32;
@@ -58,7 +69,12 @@ void main() {
     // Loading: 32 elements of one row of the weight, and 8 of a few tokens.
     uint line = tid / 2;
     uint k32 = 32 * (tid & 1);
-    uint64_t w_row = p.w + uint64_t(min(row0 + line, p.n_rows - 1)) * p.row_bytes;
+    uint64_t w_row = p.w + (s.skip + clamp(row0 + line, s.begin, s.end - 1)) * p.row_bytes;
+    uint64_t x_rows[X_LOADS];
+    [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
+        uint token = row_of(slot_of(min(col0 + (tid + 256 * i) / 8, s.n_cols - 1)));
+        x_rows[i] = p.x + 2 * (uint64_t(token) * p.x_stride + 8 * (tid % 8));
+    }
     uvec4 x_next[X_LOADS];
     Unit w_next[UNITS];
 
@@ -94,9 +110,7 @@ void main() {
         if (step < n_steps) {
             uint k0 = step * K;
             [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
-                uint at = tid + 256 * i;
-                uint token = min(col0 + at / 8, p.n_cols - 1);
-                x_next[i] = LDU4(p.x + 2 * (uint64_t(token) * p.x_stride + k0 + 8 * (at % 8)));
+                x_next[i] = LDU4(x_rows[i] + 2 * k0);
             }
             [[unroll]] for (uint u = 0; u < UNITS; u++) {
                 uint k = min(k0 + k32 + u * UNIT, p.n_in - UNIT);
@@ -135,13 +149,14 @@ void main() {
                 uint at = lane + 32 * h;
                 uint col = col0 + warp_t + 16 * i + at / 4;
                 uint row = row0 + warp_r + 16 * j + 4 * (at % 4);
-                if (col < p.n_cols) {
-                    vec4 y = uintBitsToFloat(sx[base + at / 4 * 5 + at % 4]) * LDF(p.scales + 4 * uint64_t(col));
+                if (col < s.n_cols) {
+                    uint slot = slot_of(col);
+                    vec4 y = uintBitsToFloat(sx[base + at / 4 * 5 + at % 4]) * LDF(p.scales + 4 * uint64_t(row_of(slot)));
                     [[unroll]] for (uint e = 0; e < 4; e++) {
-                        if (row + e < p.n_rows) {
+                        if (row + e >= s.begin && row + e < s.end) {
                             float v = y[e];
-                            if (p.bias != 0) v += LDF(p.bias + 4 * uint64_t(row + e));
-                            uint64_t to = 4 * (uint64_t(col) * p.y_stride + row + e);
+                            if (p.bias != 0) v += LDF(p.bias + 4 * (s.skip + row + e));
+                            uint64_t to = 4 * (uint64_t(slot) * p.y_stride + row + e);
                             if (p.residual != 0) v += LDF(p.residual + to);
                             LDF(p.y + to) = v;
                         }

@@ -33,7 +33,16 @@ layout(push_constant) uniform Push {
     uint n_cols;
     uint act;
     float eps;
+    uint64_t ids;
+    uint64_t groups;
+    uint64_t slots;
+    uint first;
+    uint n_tile;
+    uint n_expert;
+    uint sharing;
 } p;
+
+#include "experts.glsl"
 
 const uint R = ROWS * (PAIR + 1);
 const uint SUMS = R * COLS + (NORM == 1 ? COLS : 0);
@@ -51,21 +60,22 @@ vec4 load_x(uint64_t row, uint e) {
 void main() {
     uint tid = gl_LocalInvocationID.x;
     uint row0 = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * ROWS;
-    uint col0 = gl_WorkGroupID.z * COLS;
-    if (row0 >= p.n_rows) return;
+    Share s = share(gl_WorkGroupID.z, COLS);
+    if (row0 >= s.end || row0 + ROWS <= s.begin) return;
     if (FORMAT == F_LUT) {
         init_lut(tid);
         barrier();
     }
     uint64_t rows[R];
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        uint64_t at = uint64_t(min(row0 + r, p.n_rows - 1)) * p.row_bytes;
+        uint64_t at = (s.skip + clamp(row0 + r, s.begin, s.end - 1)) * p.row_bytes;
         rows[r] = p.w + at;
         if (PAIR == 1) rows[r + ROWS * PAIR] = p.w2 + at;
     }
     uint64_t xs[COLS];
     [[unroll]] for (uint c = 0; c < COLS; c++) {
-        xs[c] = p.x + 4 * uint64_t(min(col0 + c, p.n_cols - 1)) * p.x_stride;
+        uint slot = slot_of(min(s.col0 + c, s.n_cols - 1));
+        xs[c] = p.x + 4 * uint64_t(row_of(slot)) * p.x_stride;
     }
     float acc[R][COLS];
     float squares[COLS];
@@ -133,15 +143,15 @@ void main() {
         uint r = i / COLS;
         uint c = i % COLS;
         uint row = row0 + r;
-        uint col = col0 + c;
-        if (row >= p.n_rows || col >= p.n_cols) continue;
+        uint col = s.col0 + c;
+        if (row < s.begin || row >= s.end || col >= s.n_cols) continue;
         float y = 0;
         float y2 = 0;
         float square = 0;
-        for (uint s = 0; s < gl_NumSubgroups; s++) {
-            y += sums[(r * COLS + c) * SUBGROUPS + s];
-            if (PAIR == 1) y2 += sums[((r + ROWS * PAIR) * COLS + c) * SUBGROUPS + s];
-            if (NORM == 1) square += sums[(R * COLS + c) * SUBGROUPS + s];
+        for (uint g = 0; g < gl_NumSubgroups; g++) {
+            y += sums[(r * COLS + c) * SUBGROUPS + g];
+            if (PAIR == 1) y2 += sums[((r + ROWS * PAIR) * COLS + c) * SUBGROUPS + g];
+            if (NORM == 1) square += sums[(R * COLS + c) * SUBGROUPS + g];
         }
         if (NORM == 1) {
             float scale = 1.0 / sqrt(square / float(p.n_in) + p.eps);
@@ -149,8 +159,8 @@ void main() {
             y2 *= scale;
         }
         if (PAIR == 1) y = activate(y, p.act) * y2;
-        if (p.bias != 0) y += LDF(p.bias + 4 * uint64_t(row));
-        uint64_t at = 4 * (uint64_t(col) * p.y_stride + row);
+        if (p.bias != 0) y += LDF(p.bias + 4 * (s.skip + row));
+        uint64_t at = 4 * (uint64_t(slot_of(col)) * p.y_stride + row);
         if (p.residual != 0) y += LDF(p.residual + at);
         LDF(p.y + at) = y;
     }

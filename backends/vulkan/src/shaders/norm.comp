@@ -1,11 +1,14 @@
 #version 460
-// RMS norm and layer norm over groups of n elements, one workgroup a group; RESIDUAL adds another value to the result.
+// RMS norm, layer norm and norm by length over groups of n elements, one workgroup a group; RESIDUAL adds another value to the result.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 layout(local_size_x_id = 20) in;
-layout(constant_id = 1) const uint IS_LAYER = 0;
+layout(constant_id = 1) const uint KIND = 0;
 layout(constant_id = 20) const uint THREADS = 256;
+
+const uint LAYER = 1;
+const uint LENGTH = 2;
 
 layout(push_constant) uniform Push {
     uint64_t x;
@@ -36,7 +39,7 @@ void main() {
     if (group >= p.n_groups) return;
     uint64_t at = 4 * uint64_t(group) * p.n;
     float mean = 0;
-    if (IS_LAYER == 1) {
+    if (KIND == LAYER) {
         float sum = 0;
         for (uint i = tid; i < p.n; i += THREADS) sum += LDF(p.x + at + 4 * uint64_t(i));
         mean = total(sum) / float(p.n);
@@ -46,7 +49,8 @@ void main() {
         float x = LDF(p.x + at + 4 * uint64_t(i)) - mean;
         squares += x * x;
     }
-    float scale = 1.0 / sqrt(total(squares) / float(p.n) + p.eps);
+    squares = total(squares);
+    float scale = 1.0 / sqrt((KIND == LENGTH ? squares : squares / float(p.n)) + p.eps);
     for (uint i = tid; i < p.n; i += THREADS) {
         uint64_t e = 4 * uint64_t(i);
         float y = (LDF(p.x + at + e) - mean) * scale;

@@ -20,13 +20,12 @@ shared float most[64];
 
 void main() {
     uint tid = gl_LocalInvocationID.x;
-    uint row = gl_WorkGroupID.x;
+    uint row = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    if (row >= p.n_rows) return;
     uint64_t x = p.x + 4 * uint64_t(row) * p.x_stride;
     uint64_t y = p.y + 2 * uint64_t(row) * p.y_stride;
     float m = 0;
-    if (row < p.n_rows) {
-        for (uint i = tid; i < p.n; i += 256) m = max(m, abs(LDF(x + 4 * i)));
-    }
+    for (uint i = tid; i < p.n; i += 256) m = max(m, abs(LDF(x + 4 * i)));
     m = subgroupMax(m);
     if (subgroupElect()) most[gl_SubgroupID] = m;
     barrier();
@@ -37,10 +36,8 @@ void main() {
     if (tid == 0) LDF(p.scales + 4 * uint64_t(row)) = uintBitsToFloat(uint(127 - e) << 23);
     for (uint i = 2 * tid; i < p.y_stride; i += 512) {
         vec2 v = vec2(0);
-        if (row < p.n_rows) {
-            if (i < p.n) v.x = LDF(x + 4 * i) * scale;
-            if (i + 1 < p.n) v.y = LDF(x + 4 * i + 4) * scale;
-        }
+        if (i < p.n) v.x = LDF(x + 4 * i) * scale;
+        if (i + 1 < p.n) v.y = LDF(x + 4 * i + 4) * scale;
         LDU(y + 2 * i) = packHalf2x16(v);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{TOKENS, f32_weight, simple, steps, tokens_by};
 use crate::Result;
-use crate::bounds::{ACTIVATION, ELEMENTWISE, MATMUL};
+use crate::bounds::{ACTIVATION, ELEMENTWISE, MATMUL, MATMUL_BLOCKS};
 use crate::case::{Case, Step, WeightData};
 use crate::data::{Rng, f32_bytes, i32_bytes};
 use tegula_program::{DType, Dim, ProgramBuilder, Router, RouterGating};
@@ -109,7 +109,9 @@ impl Product {
         let bias = self.has_bias.then(|| b.weight("bias", DType::F32, &dims));
         let y = b.matmul_experts(x, weight, ids, bias, n_expert);
         b.output("y", y);
-        let mut case = Case::new(&name, b.finish()?, MATMUL);
+        // As products without experts.
+        let bound = if dtype.block_len() > 1 { MATMUL_BLOCKS } else { MATMUL };
+        let mut case = Case::new(&name, b.finish()?, bound);
         case.weights =
             vec![WeightData { name: "w".into(), bytes: rng.weights(dtype, stack * n_in)? }];
         case.weights.extend(bias.map(|_| f32_weight(&mut rng, "bias", stack, 5.0)));
