@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "values lie in memory that the core owns")]
 
 use crate::device::Workers;
-use crate::kernels::{Attention, KvSlot, MatMul};
+use crate::kernels::{Attention, Choices, ConvState, KvSlot, MatMul, Router, StateSeq};
 use crate::kv::SeqBlocks;
 use crate::ops;
 use crate::rope::RopeTable;
@@ -43,6 +43,8 @@ pub(crate) struct Lists {
     pub(crate) k_blocks: Vec<*const u8>,
     pub(crate) v_blocks: Vec<*const u8>,
     pub(crate) slots: Vec<KvSlot>,
+    pub(crate) states: Vec<StateSeq>,
+    state_slots: Vec<u32>,
 }
 
 // SAFETY: the addresses are only followed during the run that filled them, in which the core keeps what they point to.
@@ -64,7 +66,8 @@ pub(crate) fn plan_scratch(
     // Block tables dominate: two addresses and a place for each block, which has at least one token.
     let per_token = 2 * size_of::<*const u8>() + 24 + size_of::<KvSlot>() + 4;
     let lists = u64::from(options.n_ctx_max).saturating_mul(per_token as u64) / 8
-        + program.values.len() as u64 * 8;
+        + program.values.len() as u64 * 8
+        + u64::from(options.n_seqs_max) * (size_of::<StateSeq>() + size_of::<u32>()) as u64;
     Ok((plan, lists))
 }
 
@@ -89,6 +92,22 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
                     layer.head_dim_k as usize,
                     layer.head_dim_v as usize,
                 )
+            }
+            OpKind::MatmulExperts { n_expert } => {
+                let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+                let (k, n_in) = (program.value(op.inputs[2])?, program.value(op.inputs[1])?);
+                let (k, n_in) = (size(k.row_len()), size(n_in.row_len()));
+                let rows = size(rows_max(program, op.inputs[0], options)?);
+                Choices::scratch_len(n_threads, n_expert as usize, k, n_in, rows)
+            }
+            OpKind::RouterTopk { .. } => {
+                let n_expert = program.value(op.inputs[0])?.row_len();
+                let one = Router::scratch_len(usize::try_from(n_expert).unwrap_or(usize::MAX));
+                one.saturating_mul(n_threads)
+            }
+            OpKind::ConvState { .. } => {
+                let kernel = program.value(op.inputs[1])?.row_len();
+                ConvState::scratch_len(n_threads, usize::try_from(kernel).unwrap_or(usize::MAX))
             }
             _ => 0,
         };
@@ -273,6 +292,16 @@ impl Executable {
     }
 
     fn fill_seqs(&self, run: &Run<'_, HostBuffer>, lists: &mut Lists) -> Result<()> {
+        if !self.program.state_layers.is_empty() {
+            lists.state_slots.clear();
+            for i in 0..run.n_seqs() {
+                lists.state_slots.push(run.seq(i)?.state_slot);
+            }
+            lists.state_slots.sort_unstable();
+            if let Some([slot, _]) = lists.state_slots.array_windows().find(|[a, b]| a == b) {
+                return Err(Error::invalid(format!("two sequences have slot {slot}")));
+            }
+        }
         let n_groups = run.n_kv_groups();
         lists.blocks.resize_with(run.n_seqs(), Vec::new);
         lists.positions.clear();

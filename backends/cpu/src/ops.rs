@@ -1,13 +1,17 @@
 //! Each op of a program, handed to its kernel.
 //!
-//! Small ops are cut into pieces over the threads once they are long enough to be worth a wake-up; matmul and attention divide
-//! their own work.
+//! Small ops are cut into pieces over the threads once they are long enough to be worth a wake-up; products, attention and ops with
+//! state divide their own work.
 
 #![expect(unsafe_code, reason = "kernels read weights and KvBlocks through addresses")]
 
+mod experts;
+mod state;
+
 use crate::executable::{Frame, Lists};
 use crate::kernels::{
-    Attention, AttnSeq, Glu, KernelError, Kernels, KvStore, MatMul, RopeStyle as KernelStyle, Unary,
+    Attention, AttnSeq, EXPERT_PRODUCTS_MAX, Glu, KernelError, Kernels, KvStore, MatMul,
+    RopeStyle as KernelStyle, Unary,
 };
 use crate::kv;
 use crate::pool::Pool;
@@ -28,32 +32,20 @@ fn failed(error: &KernelError) -> Error {
     Error::new(status, error.to_string())
 }
 
-/// Whether [`run`] can do it.
-pub(crate) fn supports(kind: &OpKind) -> bool {
-    !matches!(
-        kind,
-        OpKind::MatmulExperts { .. }
-            | OpKind::RouterTopk { .. }
-            | OpKind::CombineExperts
-            | OpKind::L2Norm { .. }
-            | OpKind::ConvState { .. }
-            | OpKind::GatedDelta { .. }
-            | OpKind::SliceGroups { .. }
-            | OpKind::GluClamped { .. }
-    )
-}
-
 /// Runs the first of the ops, and those after it that share its work; gives how many.
 pub(crate) fn run_first(frame: &Frame<'_>, ops: &[Op], lists: &mut Lists) -> Result<usize> {
     let Some(op) = ops.first() else { return Ok(0) };
-    if !matches!(op.kind, OpKind::Matmul) {
-        return run(frame, op, lists).map(|()| 1);
-    }
+    let most = match op.kind {
+        OpKind::Matmul => 3,
+        OpKind::MatmulExperts { .. } => EXPERT_PRODUCTS_MAX,
+        _ => return run(frame, op, lists).map(|()| 1),
+    };
     let mut n = 1;
-    while n < 3 && ops.get(n).is_some_and(|next| may_join(frame, &ops[..n], next)) {
+    while n < most && ops.get(n).is_some_and(|next| may_join(frame, &ops[..n], next)) {
         n += 1;
     }
     match ops {
+        _ if !matches!(op.kind, OpKind::Matmul) => experts::products(frame, &ops[..n]),
         [a, b, c, ..] if n == 3 => {
             matmuls(frame, &mut [args(frame, a)?, args(frame, b)?, args(frame, c)?])
         }
@@ -63,8 +55,8 @@ pub(crate) fn run_first(frame: &Frame<'_>, ops: &[Op], lists: &mut Lists) -> Res
     Ok(n)
 }
 
-/// Whether `next` is a product of the same activations as `ops`, and writes where none of them does: the plan only keeps values
-/// apart that are alive at the same op.
+/// Whether `next` is a product of the same activations, and the same choices of experts, as `ops`, and writes where none of them
+/// does: the plan only keeps values apart that are alive at the same op.
 fn may_join(frame: &Frame<'_>, ops: &[Op], next: &Op) -> bool {
     let (Some(first), Some(out)) = (ops.first(), next.outputs.first()) else { return false };
     let is_weight = |id: &ValueId| {
@@ -76,10 +68,15 @@ fn may_join(frame: &Frame<'_>, ops: &[Op], next: &Op) -> bool {
         let (Some(a), Ok(b)) = (other, frame.span(*out)) else { return false };
         a.end <= b.start || b.end <= a.start
     };
-    matches!(next.kind, OpKind::Matmul)
-        && next.inputs.first() == first.inputs.first()
-        && next.inputs.iter().skip(1).all(is_weight)
-        && ops.iter().all(apart)
+    let is_alike = match (&first.kind, &next.kind) {
+        (OpKind::Matmul, OpKind::Matmul) => next.inputs.iter().skip(1).all(is_weight),
+        (OpKind::MatmulExperts { n_expert: a }, OpKind::MatmulExperts { n_expert: b }) => {
+            let n_in = |op: &Op| Some(frame.matrix(*op.inputs.get(1)?).ok()?.n_in);
+            a == b && first.inputs.get(2) == next.inputs.get(2) && n_in(first) == n_in(next)
+        }
+        _ => false,
+    };
+    is_alike && next.inputs.first() == first.inputs.first() && ops.iter().all(apart)
 }
 
 /// Runs one op.
@@ -93,7 +90,9 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
     let pool = &*frame.executable.workers.pool;
     match op.kind {
         OpKind::Embed => embed(frame, pool, input(0)?, input(1)?, out()?),
-        OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => norm(frame, op, out()?),
+        OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } | OpKind::L2Norm { .. } => {
+            norm(frame, op, out()?)
+        }
         OpKind::Matmul => matmuls(frame, &mut [args(frame, op)?]),
         OpKind::Rope { .. } => rope(frame, op, out()?),
         OpKind::KvStore { kv_layer } => kv_store(frame, kv_layer, input(0)?, input(1)?, lists),
@@ -121,12 +120,10 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             _ => zip(frame, input(0)?, input(1)?, out()?, Kernels::mul),
         },
         OpKind::Slice { begin, len } => {
-            let (x, y) = (frame.f32s(input(0)?)?, frame.f32s_mut(out()?)?);
-            let (row, begin, len) = (frame.row_len(input(0)?)?, begin as usize, len as usize);
-            for (y, x) in y.chunks_exact_mut(len).zip(x.chunks_exact(row)) {
-                y.copy_from_slice(&x[begin..begin + len]);
-            }
-            Ok(())
+            slice(frame, input(0)?, out()?, (frame.row_len(input(0)?)?, begin, len))
+        }
+        OpKind::SliceGroups { group, begin, len } => {
+            slice(frame, input(0)?, out()?, (group as usize, begin, len))
         }
         OpKind::Concat => {
             let (a, b, y) =
@@ -158,14 +155,17 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             Ok(())
         }
         OpKind::TopK { k } => top_k(frame, op, k as usize),
-        OpKind::MatmulExperts { .. }
-        | OpKind::RouterTopk { .. }
-        | OpKind::CombineExperts
-        | OpKind::L2Norm { .. }
-        | OpKind::ConvState { .. }
-        | OpKind::GatedDelta { .. }
-        | OpKind::SliceGroups { .. }
-        | OpKind::GluClamped { .. } => Err(Error::unsupported(op.kind.name())),
+        OpKind::MatmulExperts { .. } => experts::products(frame, std::slice::from_ref(op)),
+        OpKind::RouterTopk { .. } => experts::router(frame, op),
+        OpKind::CombineExperts => experts::combine(frame, op),
+        OpKind::ConvState { .. } => state::conv(frame, op, lists),
+        OpKind::GatedDelta { .. } => state::gated_delta(frame, op, lists),
+        OpKind::GluClamped { alpha, limit } => {
+            let (gate, up) = (frame.f32s(input(0)?)?, frame.f32s(input(1)?)?);
+            pieces(pool, frame.f32s_mut(out()?)?, 1, |at, y| {
+                kernels.glu_clamped(alpha, limit, &gate[at.clone()], &up[at], y)
+            })
+        }
     }
 }
 
@@ -222,6 +222,24 @@ fn map(
     let x = frame.f32s(x)?;
     let kernel = |at: std::ops::Range<usize>, y: &mut [f32]| kernel(workers.kernels, &x[at], y);
     pieces(&workers.pool, frame.f32s_mut(out)?, 1, kernel)
+}
+
+/// Columns `begin .. begin + len` of every group of `group` columns.
+fn slice(
+    frame: &Frame<'_>,
+    x: ValueId,
+    out: ValueId,
+    (group, begin, len): (usize, u32, u32),
+) -> Result<()> {
+    let (x, y) = (frame.f32s(x)?, frame.f32s_mut(out)?);
+    let (begin, len) = (begin as usize, len as usize);
+    pieces(&frame.executable.workers.pool, y, len, |at, y| {
+        let x = &x[at.start / len * group..];
+        for (y, x) in y.chunks_exact_mut(len).zip(x.chunks_exact(group)) {
+            y.copy_from_slice(&x[begin..begin + len]);
+        }
+        Ok(())
+    })
 }
 
 /// Makes a row, or many, of two.
@@ -310,6 +328,9 @@ fn norm(frame: &Frame<'_>, op: &Op, out: ValueId) -> Result<()> {
         }),
         OpKind::LayerNorm { eps, n } => pieces(&workers.pool, y, n as usize, |at, y| {
             kernels.layer_norm(n as usize, eps, &x[at], weight, bias, y)
+        }),
+        OpKind::L2Norm { eps, n } => pieces(&workers.pool, y, n as usize, |at, y| {
+            kernels.l2_norm(n as usize, eps, &x[at], y)
         }),
         _ => Err(Error::invalid("no norm")),
     }

@@ -9,14 +9,6 @@ use tegula_conformance::{Entry, Expectations};
 
 /// What backends refuse, and rightly so.
 pub const UNSUPPORTED: &[Entry] = &[
-    lacks("cpu", "matmul_experts/"),
-    lacks("cpu", "router_topk/"),
-    lacks("cpu", "combine_experts/"),
-    lacks("cpu", "glu_clamped/"),
-    lacks("cpu", "conv_state/"),
-    lacks("cpu", "gated_delta/"),
-    lacks("cpu", "l2_norm/"),
-    lacks("cpu", "slice_groups/"),
     lacks("openvino", "matmul_experts/"),
     lacks("openvino", "router_topk/"),
     lacks("openvino", "combine_experts/"),

@@ -21,10 +21,15 @@ pub mod portable;
 pub mod x86_64;
 
 pub use generic::attention::{Attention, AttnSeq};
+pub use generic::conv::ConvState;
+pub use generic::delta::{GatedDelta, HeadPairs};
 pub use generic::elementwise::{Glu, Unary};
+pub use generic::experts::{Choices, EXPERT_PRODUCTS_MAX, ExpertWeights};
 pub use generic::kv::{KvSlot, KvStore};
 pub use generic::matmul::{MatMul, RowTile};
 pub use generic::rope::{RopeStyle, rope_table};
+pub use generic::router::{Gating, Router};
+pub use generic::state::StateSeq;
 
 use generic::{Kernel, PairsKernel, WordsKernel};
 

@@ -73,6 +73,7 @@ enum Map {
     Mul,
     Scale(f32),
     Softcap(f32),
+    GluClamped { alpha: f32, limit: f32 },
 }
 
 #[inline(always)]
@@ -104,6 +105,14 @@ fn apply<S: Simd>(s: S, map: Map, a: S::F, b: S::F) -> S::F {
         Map::Mul => s.mul(a, b),
         Map::Scale(factor) => s.mul(a, s.splat(factor)),
         Map::Softcap(cap) => math::softcap(s, a, cap),
+        Map::GluClamped { alpha, limit } => {
+            let (high, low) = (s.splat(limit), s.splat(-limit));
+            // The bound is the second operand where the definition says so: a value that is no number becomes the bound.
+            let (gate, up) = (s.min(a, high), s.min(s.max(b, low), high));
+            let e = math::exp(s, s.mul(gate, s.splat(-alpha)));
+            let one = s.splat(1.0);
+            s.mul(s.div(gate, s.add(one, e)), s.add(up, one))
+        }
     }
 }
 
@@ -196,6 +205,21 @@ impl Kernels {
     /// [`KernelError::Length`] when the lengths differ.
     pub fn glu(self, f: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
         self.map2("glu", Map::Glu(f.unary()), gate, up, out)
+    }
+
+    /// `out = a / (1 + e^(-alpha a)) * (b + 1)` with `a = min(gate, limit)` and `b = clamp(up, -limit, limit)`.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] when the lengths differ.
+    pub fn glu_clamped(
+        self,
+        alpha: f32,
+        limit: f32,
+        gate: &[f32],
+        up: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        self.map2("glu_clamped", Map::GluClamped { alpha, limit }, gate, up, out)
     }
 
     /// `out = a + b`.

@@ -7,6 +7,7 @@
 //! vectors AVX2 does 12 multiply-adds for 8 loads, which keeps both multiply-add units busy.
 
 use super::Simd;
+use super::product::Tokens;
 
 /// `c[i][j] (+)= sum over k of a[i * a_row + k * a_k] * b[k * b_row + j]`, for `MR` rows and `NV` vectors of `j`.
 ///
@@ -121,6 +122,96 @@ pub(crate) unsafe fn store_turned<S: Simd>(
             if !bias.is_null() {
                 for i in 0..n_rows {
                     *y.add(t * y_row + i) += bias.add(i).read();
+                }
+            }
+        }
+    }
+}
+
+/// Longest vector.
+const LANES_MAX: usize = 16;
+
+/// As [`pack_panel`], for rows that lie anywhere: `out[k * 2 LANES + t] = rows[t][k]`.
+///
+/// # Safety
+/// Each of `rows` is readable for `n_in`, and `out` writable for `n_in * 2 * LANES`; there are at most `2 * LANES` rows.
+#[inline(always)]
+pub(crate) unsafe fn pack_rows<S: Simd>(s: S, rows: &[*const f32], n_in: usize, out: *mut f32) {
+    let width = 2 * S::LANES;
+    let mut square = [0.0f32; LANES_MAX * LANES_MAX];
+    // SAFETY: places in rows stay below `n_in`, tokens in `out` below its width, and the square holds `LANES` vectors.
+    unsafe {
+        for first in [0, S::LANES] {
+            let rows = rows.get(first..).unwrap_or_default();
+            let rows = &rows[..rows.len().min(S::LANES)];
+            let whole = n_in / S::LANES * S::LANES;
+            // What an absent row leaves in the square is whatever was there: it must be zero.
+            square.fill(0.0);
+            for k in (0..whole).step_by(S::LANES) {
+                for (t, row) in rows.iter().enumerate() {
+                    s.store(square.as_mut_ptr().add(t * S::LANES), s.load(row.add(k)));
+                }
+                s.transpose(square.as_ptr(), S::LANES, out.add(k * width + first), width);
+            }
+            for k in whole..n_in {
+                for t in 0..S::LANES {
+                    let value = rows.get(t).map_or(0.0, |row| row.add(k).read());
+                    out.add(k * width + first + t).write(value);
+                }
+            }
+        }
+    }
+}
+
+/// Writes a result to the rows of Y that tokens name: `y[tokens.y(t) * y_row + i] = c[i * c_row + t] + bias[i]`.
+///
+/// # Safety
+/// `c` is readable for `n_rows` rows of as many elements as there are tokens, `bias` (unless null) for `n_rows`, and `y` writable
+/// for `n_rows` at the place of each token.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "two matrices, each a pointer and strides")]
+pub(crate) unsafe fn store<S: Simd>(
+    s: S,
+    c: *const f32,
+    c_row: usize,
+    bias: *const f32,
+    n_rows: usize,
+    tokens: &Tokens<'_>,
+    y: *mut f32,
+    y_row: usize,
+) {
+    // SAFETY: the caller's promise; squares are turned only where all of their rows exist, and copied where tokens do.
+    unsafe {
+        if let Some(first) = tokens.first_of_run() {
+            let y = y.add(first * y_row);
+            return store_turned(s, c, c_row, bias, n_rows, tokens.len(), y, y_row);
+        }
+        let mut square = [0.0f32; LANES_MAX * LANES_MAX];
+        let whole = n_rows / S::LANES * S::LANES;
+        for t in (0..tokens.len()).step_by(S::LANES) {
+            let n = (tokens.len() - t).min(S::LANES);
+            for i in (0..whole).step_by(S::LANES) {
+                if n == S::LANES {
+                    s.transpose(c.add(i * c_row + t), c_row, square.as_mut_ptr(), S::LANES);
+                } else {
+                    for row in 0..S::LANES {
+                        for token in 0..n {
+                            square[token * S::LANES + row] =
+                                c.add((i + row) * c_row + t + token).read();
+                        }
+                    }
+                }
+                let bias = if bias.is_null() { s.splat(0.0) } else { s.load(bias.add(i)) };
+                for token in 0..n {
+                    let sums = s.load(square.as_ptr().add(token * S::LANES));
+                    s.store(y.add(tokens.y(t + token) * y_row + i), s.add(sums, bias));
+                }
+            }
+            for token in t..t + n {
+                let y = y.add(tokens.y(token) * y_row);
+                for i in whole..n_rows {
+                    let bias = if bias.is_null() { 0.0 } else { bias.add(i).read() };
+                    y.add(i).write(c.add(i * c_row + token).read() + bias);
                 }
             }
         }

@@ -101,37 +101,35 @@ unsafe fn unpack_32<S: Words, W: IntWeight, const A: usize, const B: usize>(
     }
 }
 
-/// Quantises `n` activations (at most 256) of up to `width` tokens and turns them into a packed group: pairs
+/// Quantises `n` activations (at most 256), from element `at` on, of up to `width` rows and turns them into a packed group: pairs
 /// `[128][width]`, scales `[8][width]`, sums `[8][width]`, with zeros where there is no token. Gives whether all are finite.
 ///
 /// # Safety
-/// `x` is readable for `n_tokens` rows, `x_row` apart, of `n` f32; `out` is writable for `width * PACKED_FLOATS`; `n_tokens`
-/// is at most `width`, which is a multiple of 8; `n` is a multiple of 32.
+/// Each of `rows` is readable for `at + n` f32; `out` is writable for `width * PACKED_FLOATS`; there are at most `width`
+/// rows, a multiple of 8; `n` is a multiple of 32.
 #[inline(always)]
 pub(crate) unsafe fn pack_group<S: Words>(
     s: S,
-    x: *const f32,
-    x_row: usize,
-    n_tokens: usize,
+    rows: &[*const f32],
+    at: usize,
     n: usize,
     out: *mut f32,
     width: usize,
 ) -> bool {
-    // SAFETY: tokens stay below `n_tokens` in `x` and below `width` in `out`.
+    // SAFETY: tokens stay below `width` in `out`.
     unsafe {
         let mut finite = true;
         let scales = out.add(width * (GROUP / 2));
         let sums = scales.add(width * (GROUP / RUN));
-        let mut rows = [Activations::ZERO; 8];
+        let mut eight = [Activations::ZERO; 8];
         for first in (0..width).step_by(8) {
-            for (i, row) in rows.iter_mut().enumerate() {
-                if first + i < n_tokens {
-                    finite &= quantize_group(s, x.add((first + i) * x_row), n, row);
-                } else {
-                    *row = Activations::ZERO;
+            for (i, row) in eight.iter_mut().enumerate() {
+                match rows.get(first + i) {
+                    Some(x) => finite &= quantize_group(s, x.add(at), n, row),
+                    None => *row = Activations::ZERO,
                 }
             }
-            let (from, row) = (rows.as_ptr().cast::<f32>(), size_of::<Activations>() / 4);
+            let (from, row) = (eight.as_ptr().cast::<f32>(), size_of::<Activations>() / 4);
             for k in (0..n / 2).step_by(8) {
                 s.transpose(from.add(k), row, out.add(k * width + first), width);
             }

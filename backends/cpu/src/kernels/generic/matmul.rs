@@ -15,8 +15,9 @@ use tegula_quant::DType;
 
 use super::activations::{GROUP, GROUP_FLOATS};
 use super::int_gemm::PACKED_FLOATS;
-use super::source::{Decoded, Fused};
-use super::{matmul_f32, matmul_int, weight};
+use super::product::Product;
+use super::shared::SharedMut;
+use super::{int_tasks, matmul_f32, matmul_int};
 use crate::kernels::{KernelError, Kernels, expect_len, expect_scratch};
 use crate::pool::Pool;
 
@@ -81,9 +82,23 @@ impl MatMul<'_> {
         }
         let tokens = n_tokens.min(PASS_TOKENS).next_multiple_of(TOKENS_ALIGN);
         let packed = n_in.max(groups * PACKED_FLOATS) * tokens;
-        let thread = matmul_f32::thread_scratch(tokens).max(matmul_int::thread_scratch(tokens));
+        let thread = matmul_f32::thread_scratch(tokens).max(int_tasks::thread_scratch(tokens));
         // A remainder of a few tokens after whole passes takes the way of few tokens.
         LINE + packed.max(groups * DOT_TOKENS_MAX * GROUP_FLOATS) + n_threads * thread
+    }
+
+    /// As its tasks see it.
+    pub(super) fn product(&mut self) -> Product<'_> {
+        Product {
+            dtype: self.dtype,
+            tiles: self.tiles,
+            row_bytes: self.n_in / self.dtype.block_len() * self.dtype.block_bytes(),
+            n_in: self.n_in,
+            first_row: 0,
+            n_out: self.n_out,
+            bias: self.bias,
+            y: SharedMut::new(&mut *self.y),
+        }
     }
 
     fn check(&self) -> Result<(), KernelError> {
@@ -101,22 +116,23 @@ impl MatMul<'_> {
         if let Some(bias) = self.bias {
             expect_len("matmul", "bias", &[self.n_out], bias.len())?;
         }
-        let mut next = 0;
-        for (index, tile) in self.tiles.iter().enumerate() {
-            if tile.first_row != next {
-                return Err(KernelError::Tiles { index, expected: next, got: tile.first_row });
-            }
-            next = next.saturating_add(tile.n_rows);
-        }
-        if next != self.n_out {
-            return Err(KernelError::Tiles {
-                index: self.tiles.len(),
-                expected: next,
-                got: self.n_out,
-            });
-        }
-        Ok(())
+        check_tiles(self.tiles, self.n_out)
     }
+}
+
+/// Fails unless the tiles make `n_rows` rows.
+pub(super) fn check_tiles(tiles: &[RowTile], n_rows: usize) -> Result<(), KernelError> {
+    let mut next = 0;
+    for (index, tile) in tiles.iter().enumerate() {
+        if tile.first_row != next {
+            return Err(KernelError::Tiles { index, expected: next, got: tile.first_row });
+        }
+        next = next.saturating_add(tile.n_rows);
+    }
+    if next != n_rows {
+        return Err(KernelError::Tiles { index: tiles.len(), expected: next, got: n_rows });
+    }
+    Ok(())
 }
 
 /// The pieces of `rows` that lie in one tile each: the address of the first row, its number, and the count.
@@ -188,18 +204,8 @@ impl Kernels {
         for products in products.chunks_mut(matmul_int::PRODUCTS_MAX) {
             let as_ints = matmul_int::run(self, pool, products, scratch)?;
             for args in products.iter_mut().filter(|a| a.n_out > 0) {
-                match args.dtype {
-                    dtype if as_ints && matmul_int::has(dtype) => {}
-                    DType::F32 => {
-                        matmul_f32::run(self, pool, args, scratch, Fused::<weight::F32>::NEW)?;
-                    }
-                    DType::F16 => {
-                        matmul_f32::run(self, pool, args, scratch, Fused::<weight::F16>::NEW)?;
-                    }
-                    DType::BF16 => {
-                        matmul_f32::run(self, pool, args, scratch, Fused::<weight::BF16>::NEW)?;
-                    }
-                    dtype => matmul_f32::run(self, pool, args, scratch, Decoded { dtype })?,
+                if !(as_ints && int_tasks::has(args.dtype)) {
+                    matmul_f32::run(self, pool, args, scratch)?;
                 }
             }
         }

@@ -9,14 +9,18 @@
 
 use std::ops::Range;
 
-use super::gemm::{micro, pack_panel, store_turned};
+use tegula_quant::DType;
+
+use super::gemm::{micro, pack_panel, pack_rows};
+use super::int_tasks::StoreTask;
 use super::matmul::{
     DOT_TOKENS_MAX, LINE, MatMul, NARROW_ROWS, PANEL_ROWS, PASS_TOKENS, TASK_WORK_MIN,
     TOKENS_ALIGN, pieces,
 };
+use super::product::{Input, Product, Tokens};
 use super::shared::SharedMut;
-use super::source::Source;
-use super::{Kernel, Simd};
+use super::source::{Decoded, Fused, Source};
+use super::{Kernel, Simd, weight};
 use crate::kernels::{KernelError, Kernels};
 use crate::pool::Pool;
 
@@ -30,196 +34,212 @@ pub(super) fn thread_scratch(tokens_padded: usize) -> usize {
     PANEL_ROWS * (PANEL_STRIDE + tokens_padded)
 }
 
-/// A product as the tasks see it.
-struct Problem<'a, D> {
-    source: D,
-    tiles: &'a [super::matmul::RowTile],
-    row_bytes: usize,
-    n_in: usize,
-    n_out: usize,
-    x: &'a [f32],
-    bias: Option<&'a [f32]>,
-    /// Tasks own disjoint ranges of output rows.
-    y: SharedMut<'a, f32>,
+/// Runs `$call` with `$source` standing for how rows of a type are read.
+macro_rules! with_source {
+    ($dtype:expr, $source:ident => $call:expr) => {
+        match $dtype {
+            DType::F32 => {
+                let $source = Fused::<weight::F32>::NEW;
+                $call
+            }
+            DType::F16 => {
+                let $source = Fused::<weight::F16>::NEW;
+                $call
+            }
+            DType::BF16 => {
+                let $source = Fused::<weight::BF16>::NEW;
+                $call
+            }
+            dtype => {
+                let $source = Decoded { dtype };
+                $call
+            }
+        }
+    };
 }
 
-impl<D> Problem<'_, D> {
-    fn pieces(&self, rows: Range<usize>) -> impl Iterator<Item = (*const u8, usize, usize)> {
-        pieces(self.tiles, self.row_bytes, rows)
-    }
-}
-
-/// The product with weights from `source`.
-pub(super) fn run<D: Source>(
+/// A plain product.
+pub(super) fn run(
     kernels: Kernels,
     pool: &Pool,
     args: &mut MatMul<'_>,
     scratch: &mut [f32],
-    source: D,
 ) -> Result<(), KernelError> {
-    let problem = Problem {
-        source,
-        tiles: args.tiles,
-        row_bytes: args.n_in / args.dtype.block_len() * args.dtype.block_bytes(),
-        n_in: args.n_in,
-        n_out: args.n_out,
-        x: args.x,
-        bias: args.bias,
-        y: SharedMut::new(&mut *args.y),
-    };
-    if args.n_tokens <= DOT_TOKENS_MAX {
-        return run_dot(kernels, pool, &problem, args.n_tokens);
+    let (n_tokens, input) = (args.n_tokens, Input { x: args.x, n_in: args.n_in });
+    let product = args.product();
+    if n_tokens <= DOT_TOKENS_MAX {
+        let tokens = Tokens::run(0..n_tokens);
+        let rows_min = (TASK_WORK_MIN / (product.n_in.max(1) * n_tokens)).max(4);
+        let rows = product.n_out.div_ceil(16 * pool.n_threads()).max(rows_min).next_multiple_of(4);
+        pool.run(product.n_out.div_ceil(rows), |_, task| {
+            let rows = task * rows..product.n_out.min((task + 1) * rows);
+            dot_rows(kernels, &product, rows, input, tokens);
+        })?;
+        return Ok(());
     }
     let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
-    let unit = args.dtype.block_len().max(32);
-    for first in (0..args.n_tokens).step_by(PASS_TOKENS) {
-        let tokens = first..args.n_tokens.min(first + PASS_TOKENS);
-        run_gemm(kernels, pool, &problem, tokens, unit, &mut scratch[skip..])?;
+    for first in (0..n_tokens).step_by(PASS_TOKENS) {
+        let tokens = Tokens::run(first..n_tokens.min(first + PASS_TOKENS));
+        run_gemm(kernels, pool, &product, input, tokens, &mut scratch[skip..])?;
     }
     Ok(())
 }
 
-fn run_dot<D: Source>(
+/// One pass over at most `PASS_TOKENS` tokens.
+fn run_gemm(
     kernels: Kernels,
     pool: &Pool,
-    problem: &Problem<'_, D>,
-    n_tokens: usize,
+    product: &Product<'_>,
+    input: Input<'_>,
+    tokens: Tokens<'_>,
+    scratch: &mut [f32],
 ) -> Result<(), KernelError> {
-    let n_out = problem.n_out;
-    let rows_min = (TASK_WORK_MIN / (problem.n_in.max(1) * n_tokens)).max(4);
-    let rows = n_out.div_ceil(16 * pool.n_threads()).max(rows_min).next_multiple_of(4);
-    pool.run(n_out.div_ceil(rows), |_, task| {
-        let rows = task * rows..n_out.min((task + 1) * rows);
-        kernels.dispatch(DotTask { problem, rows, n_tokens });
+    let padded = tokens.len().next_multiple_of(TOKENS_ALIGN);
+    let (packed, threads) = scratch.split_at_mut(product.n_in * padded);
+    let packed = SharedMut::new(packed);
+    let threads = SharedMut::new(threads);
+    let width = panel_width(kernels);
+    pool.run(tokens.len().div_ceil(width), |_, panel| {
+        // Panels are disjoint, and the padded tokens hold a whole number of them.
+        let out = packed.as_mut_ptr().wrapping_add(panel * width * input.n_in);
+        kernels.dispatch(PackTask { input, tokens: tokens.part(panel * width, width), out });
+    })?;
+    let rows_fair = product.n_out.div_ceil(4 * pool.n_threads()).next_multiple_of(NARROW_ROWS);
+    let rows = rows_fair.clamp(NARROW_ROWS, PANEL_ROWS);
+    pool.run(product.n_out.div_ceil(rows), |worker, task| {
+        let rows = task * rows..product.n_out.min((task + 1) * rows);
+        // SAFETY: a worker number is in use once at a time, so this thread's part is its own.
+        let own = unsafe { threads.slice(worker * thread_scratch(padded), thread_scratch(padded)) };
+        gemm_rows(kernels, product, &rows, tokens, packed.as_mut_ptr(), own);
     })?;
     Ok(())
 }
 
-struct DotTask<'a, D> {
-    problem: &'a Problem<'a, D>,
+/// The product of some rows of W with at most [`DOT_TOKENS_MAX`] tokens.
+pub(super) fn dot_rows(
+    kernels: Kernels,
+    product: &Product<'_>,
     rows: Range<usize>,
-    n_tokens: usize,
+    input: Input<'_>,
+    tokens: Tokens<'_>,
+) {
+    with_source!(product.dtype, source =>
+        kernels.dispatch(DotTask { source, product, rows, input, tokens }));
+}
+
+/// The product of many tokens: up to [`PANEL_ROWS`] rows of W with panels of packed activations that follow each other at
+/// `packed`. `own` holds [`thread_scratch`] for the tokens, padded.
+pub(super) fn gemm_rows(
+    kernels: Kernels,
+    product: &Product<'_>,
+    rows: &Range<usize>,
+    tokens: Tokens<'_>,
+    packed: *const f32,
+    own: &mut [f32],
+) {
+    let (n_in, padded) = (product.n_in, tokens.len().next_multiple_of(TOKENS_ALIGN));
+    let (panel, sums) = own.split_at_mut(PANEL_ROWS * PANEL_STRIDE);
+    let rows_padded = rows.len().next_multiple_of(NARROW_ROWS);
+    let unit = product.dtype.block_len().max(32);
+    let slices = n_in.div_ceil(SLICE_K).max(1);
+    let slice_k = n_in.div_ceil(slices).next_multiple_of(unit).max(unit);
+    for k in (0..n_in).step_by(slice_k) {
+        let (len, rows) = (slice_k.min(n_in - k), rows.clone());
+        let decoded = &mut *panel;
+        with_source!(product.dtype, source =>
+            kernels.dispatch(DecodeTask { source, product, rows, rows_padded, k, len, panel: decoded }));
+        kernels.dispatch(GemmTask {
+            packed,
+            n_in,
+            n_tokens: tokens.len(),
+            rows_padded,
+            k,
+            len,
+            panel,
+            sums,
+            padded,
+        });
+    }
+    kernels.dispatch(StoreTask { product, tokens, rows: rows.clone(), sums, padded });
+}
+
+/// Tokens of a panel of packed ones.
+pub(super) fn panel_width(kernels: Kernels) -> usize {
+    kernels.dispatch(Width)
+}
+
+struct DotTask<'a, D> {
+    source: D,
+    product: &'a Product<'a>,
+    /// Columns of Y.
+    rows: Range<usize>,
+    input: Input<'a>,
+    tokens: Tokens<'a>,
 }
 
 impl<D: Source> Kernel for DotTask<'_, D> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (data, row, n_rows) in self.problem.pieces(self.rows.clone()) {
-            // SAFETY: the piece lies in its tile, and the rows of this task belong to nobody else.
+        let p = self.product;
+        for (data, row, n_rows) in pieces(p.tiles, p.row_bytes, p.rows_of_w(&self.rows)) {
+            // SAFETY: the piece lies in its tile, and these columns of the tokens belong to nobody else.
             unsafe {
-                match self.n_tokens {
-                    1 => dot_piece::<S, D, 4, 1>(s, self.problem, data, row, n_rows),
-                    2 => dot_piece::<S, D, 4, 2>(s, self.problem, data, row, n_rows),
-                    3 => dot_piece::<S, D, 2, 3>(s, self.problem, data, row, n_rows),
-                    _ => dot_piece::<S, D, 2, 4>(s, self.problem, data, row, n_rows),
+                match self.tokens.len() {
+                    1 => self.piece::<S, 4, 1>(s, data, row, n_rows),
+                    2 => self.piece::<S, 4, 2>(s, data, row, n_rows),
+                    3 => self.piece::<S, 2, 3>(s, data, row, n_rows),
+                    _ => self.piece::<S, 2, 4>(s, data, row, n_rows),
                 }
             }
         }
     }
 }
 
-/// # Safety
-/// `data` is readable for `n_rows` rows; output rows `row..row + n_rows` are written by nobody else; X has `T` rows.
-#[inline(always)]
-unsafe fn dot_piece<S: Simd, D: Source, const R: usize, const T: usize>(
-    s: S,
-    p: &Problem<'_, D>,
-    data: *const u8,
-    row: usize,
-    n_rows: usize,
-) {
-    // SAFETY: rows stay below `n_rows` and tokens below `T`; the caller vouches for both.
-    unsafe {
-        let mut x = [p.x.as_ptr(); T];
-        for (t, x_t) in x.iter_mut().enumerate() {
-            *x_t = x_t.add(t * p.n_in);
-        }
-        let mut done = 0;
-        while done < n_rows {
-            let group = if n_rows - done >= R { R } else { 1 };
-            let mut sums = [[0.0; T]; R];
-            if group == R {
-                let mut rows = [data; R];
-                for (r, row_r) in rows.iter_mut().enumerate() {
-                    *row_r = row_r.add((done + r) * p.row_bytes);
-                }
-                sums = p.source.dot::<S, R, T>(s, rows, x, p.n_in, R * p.row_bytes);
-            } else {
-                sums[0] = p.source.dot::<S, 1, T>(
-                    s,
-                    [data.add(done * p.row_bytes)],
-                    x,
-                    p.n_in,
-                    p.row_bytes,
-                )[0];
+impl<D: Source> DotTask<'_, D> {
+    /// # Safety
+    /// `data` is readable for `n_rows` rows from `row` of W on; what they make of the tokens is written by nobody else; there are
+    /// `T` tokens.
+    #[inline(always)]
+    unsafe fn piece<S: Simd, const R: usize, const T: usize>(
+        &self,
+        s: S,
+        data: *const u8,
+        row: usize,
+        n_rows: usize,
+    ) {
+        let p = self.product;
+        // SAFETY: rows stay below `n_rows` and tokens below `T`; the caller vouches for both.
+        unsafe {
+            let (mut x, mut y) = ([self.input.x.as_ptr(); T], [p.y.as_mut_ptr(); T]);
+            for t in 0..T {
+                x[t] = x[t].add(self.tokens.x(t) * p.n_in);
+                y[t] = y[t].add(self.tokens.y(t) * p.n_out + row - p.first_row);
             }
-            for (r, sums) in sums.iter().enumerate().take(group) {
-                let out = row + done + r;
-                let bias = p.bias.map_or(0.0, |b| b[out]);
-                for (t, sum) in sums.iter().enumerate() {
-                    p.y.as_mut_ptr().add(t * p.n_out + out).write(sum + bias);
+            let mut done = 0;
+            while done < n_rows {
+                let group = if n_rows - done >= R { R } else { 1 };
+                let mut sums = [[0.0; T]; R];
+                if group == R {
+                    let mut rows = [data; R];
+                    for (r, row_r) in rows.iter_mut().enumerate() {
+                        *row_r = row_r.add((done + r) * p.row_bytes);
+                    }
+                    sums = self.source.dot::<S, R, T>(s, rows, x, p.n_in, R * p.row_bytes);
+                } else {
+                    let row = data.add(done * p.row_bytes);
+                    sums[0] = self.source.dot::<S, 1, T>(s, [row], x, p.n_in, p.row_bytes)[0];
                 }
+                for (r, sums) in sums.iter().enumerate().take(group) {
+                    let bias = p.bias.map_or(0.0, |b| b[row - p.first_row + done + r]);
+                    for (y, sum) in y.iter().zip(sums) {
+                        y.add(done + r).write(sum + bias);
+                    }
+                }
+                done += group;
             }
-            done += group;
         }
     }
-}
-
-/// One pass over at most `PASS_TOKENS` tokens.
-fn run_gemm<D: Source>(
-    kernels: Kernels,
-    pool: &Pool,
-    problem: &Problem<'_, D>,
-    tokens: Range<usize>,
-    unit: usize,
-    scratch: &mut [f32],
-) -> Result<(), KernelError> {
-    let n_tokens = tokens.len();
-    let padded = n_tokens.next_multiple_of(TOKENS_ALIGN);
-    let (packed, threads) = scratch.split_at_mut(problem.n_in * padded);
-    let packed = SharedMut::new(packed);
-    let threads = SharedMut::new(threads);
-    let width = kernels.dispatch(Width);
-    pool.run(n_tokens.div_ceil(width), |_, panel| {
-        kernels.dispatch(PackTask { problem, tokens: tokens.clone(), panel, packed });
-    })?;
-
-    let slices = problem.n_in.div_ceil(SLICE_K).max(1);
-    let slice_k = problem.n_in.div_ceil(slices).next_multiple_of(unit).max(unit);
-    let rows_fair = problem.n_out.div_ceil(4 * pool.n_threads()).next_multiple_of(NARROW_ROWS);
-    let rows = rows_fair.clamp(NARROW_ROWS, PANEL_ROWS);
-    pool.run(problem.n_out.div_ceil(rows), |worker, task| {
-        let rows = task * rows..problem.n_out.min((task + 1) * rows);
-        // SAFETY: a worker number is in use once at a time, so this thread's part is its own.
-        let own = unsafe { threads.slice(worker * thread_scratch(padded), thread_scratch(padded)) };
-        let (panel, sums) = own.split_at_mut(PANEL_ROWS * PANEL_STRIDE);
-        let rows_padded = rows.len().next_multiple_of(NARROW_ROWS);
-        for k in (0..problem.n_in).step_by(slice_k) {
-            let len = slice_k.min(problem.n_in - k);
-            kernels.dispatch(DecodeTask {
-                problem,
-                rows: rows.clone(),
-                rows_padded,
-                k,
-                len,
-                panel,
-            });
-            kernels.dispatch(GemmTask {
-                packed,
-                n_in: problem.n_in,
-                n_tokens,
-                rows_padded,
-                k,
-                len,
-                panel,
-                sums,
-                padded,
-            });
-        }
-        kernels.dispatch(StoreTask { problem, tokens: tokens.clone(), rows, sums, padded });
-    })?;
-    Ok(())
 }
 
 /// The width of a panel of packed tokens.
@@ -233,38 +253,39 @@ impl Kernel for Width {
     }
 }
 
-struct PackTask<'a, D> {
-    problem: &'a Problem<'a, D>,
-    tokens: Range<usize>,
-    panel: usize,
-    packed: SharedMut<'a, f32>,
+/// Packs one panel of tokens.
+pub(super) struct PackTask<'a> {
+    pub(super) input: Input<'a>,
+    /// At most [`panel_width`].
+    pub(super) tokens: Tokens<'a>,
+    /// Room for the panel: `panel_width * n_in`.
+    pub(super) out: *mut f32,
 }
 
-impl<D: Source> Kernel for PackTask<'_, D> {
+impl Kernel for PackTask<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let width = 2 * S::LANES;
-        let n_in = self.problem.n_in;
-        let first = self.tokens.start + self.panel * width;
-        let count = (self.tokens.end - first).min(width);
-        // SAFETY: panels are disjoint, and the padded tokens hold a whole number of them.
-        unsafe {
-            let x = self.problem.x.as_ptr().add(first * n_in);
-            pack_panel(
-                s,
-                x,
-                n_in,
-                count,
-                n_in,
-                self.packed.as_mut_ptr().add(self.panel * width * n_in),
-            );
+        let Input { x, n_in } = self.input;
+        if let Some(first) = self.tokens.first_of_run() {
+            let x = x[first * n_in..].as_ptr();
+            // SAFETY: the rows of the tokens follow each other in X.
+            unsafe { pack_panel(s, x, n_in, self.tokens.len(), n_in, self.out) };
+            return;
         }
+        let mut rows = [std::ptr::null(); TOKENS_ALIGN];
+        let rows = &mut rows[..self.tokens.len()];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = x[self.tokens.x(i) * n_in..].as_ptr();
+        }
+        // SAFETY: each row holds `n_in`, and the panel is written by this task alone.
+        unsafe { pack_rows(s, rows, n_in, self.out) };
     }
 }
 
 struct DecodeTask<'a, D> {
-    problem: &'a Problem<'a, D>,
+    source: D,
+    product: &'a Product<'a>,
     rows: Range<usize>,
     rows_padded: usize,
     k: usize,
@@ -276,14 +297,15 @@ impl<D: Source> Kernel for DecodeTask<'_, D> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let p = self.product;
         let mut at = 0;
-        for (data, _, n_rows) in self.problem.pieces(self.rows.clone()) {
+        for (data, _, n_rows) in pieces(p.tiles, p.row_bytes, p.rows_of_w(&self.rows)) {
             for r in 0..n_rows {
                 let out = &mut self.panel[at * PANEL_STRIDE..][..self.len];
                 // SAFETY: the piece lies in its tile; `out` has `len` elements.
                 unsafe {
-                    let row = data.add(r * self.problem.row_bytes);
-                    self.problem.source.decode(s, row, self.k, self.len, out.as_mut_ptr());
+                    let row = data.add(r * p.row_bytes);
+                    self.source.decode(s, row, self.k, self.len, out.as_mut_ptr());
                 }
                 at += 1;
             }
@@ -295,7 +317,7 @@ impl<D: Source> Kernel for DecodeTask<'_, D> {
 }
 
 struct GemmTask<'a> {
-    packed: SharedMut<'a, f32>,
+    packed: *const f32,
     n_in: usize,
     n_tokens: usize,
     rows_padded: usize,
@@ -320,7 +342,7 @@ impl Kernel for GemmTask<'_> {
                 // written during this phase.
                 unsafe {
                     let a = self.panel.as_ptr().add(r * PANEL_STRIDE);
-                    let b = self.packed.as_mut_ptr().add(first * self.n_in + self.k * width);
+                    let b = self.packed.add(first * self.n_in + self.k * width);
                     let c = self.sums.as_mut_ptr().add(r * self.padded + first);
                     let (n, c_row) = (self.len, self.padded);
                     if narrow {
@@ -343,29 +365,6 @@ impl Kernel for GemmTask<'_> {
                     }
                 }
             }
-        }
-    }
-}
-
-struct StoreTask<'a, D> {
-    problem: &'a Problem<'a, D>,
-    tokens: Range<usize>,
-    rows: Range<usize>,
-    sums: &'a [f32],
-    padded: usize,
-}
-
-impl<D: Source> Kernel for StoreTask<'_, D> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let n_out = self.problem.n_out;
-        let bias = self.problem.bias.map_or(std::ptr::null(), |b| b[self.rows.start..].as_ptr());
-        // SAFETY: these rows of the output are this task's own, for all tokens.
-        unsafe {
-            let y = self.problem.y.as_mut_ptr().add(self.tokens.start * n_out + self.rows.start);
-            let c = self.sums.as_ptr();
-            store_turned(s, c, self.padded, bias, self.rows.len(), self.tokens.len(), y, n_out);
         }
     }
 }

@@ -13,7 +13,7 @@ enum Norm {
     Rms(f32),
     /// `(x - mean) / sqrt(mean((x - mean)^2) + eps)`.
     Layer(f32),
-    /// `x / max(sqrt(sum(x^2)), eps)`.
+    /// `x / sqrt(sum(x^2) + eps)`.
     L2(f32),
 }
 
@@ -70,7 +70,7 @@ impl Kernel for NormKernel<'_> {
                 Norm::Rms(eps) | Norm::Layer(eps) => {
                     (squares / count + f64::from(eps)).sqrt().recip()
                 }
-                Norm::L2(eps) => squares.sqrt().max(f64::from(eps)).recip(),
+                Norm::L2(eps) => (squares + f64::from(eps)).sqrt().recip(),
             } as f32;
             // Plain loops: the compiler vectorises them for the instruction set of the caller.
             match (self.weight, self.bias) {
@@ -147,7 +147,7 @@ impl Kernels {
         self.norm("layer_norm", NormKernel { norm: Norm::Layer(eps), n, x, weight, bias, out })
     }
 
-    /// `out = x / max(sqrt(sum(x^2)), eps)`, for each row of `n` elements.
+    /// `out = x / sqrt(sum(x^2) + eps)`, for each row of `n` elements.
     ///
     /// # Errors
     /// [`KernelError`] when the lengths do not fit.
