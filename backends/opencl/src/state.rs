@@ -43,6 +43,9 @@ pub(crate) fn layer_of(op: &Op) -> Option<usize> {
     }
 }
 
+/// A sequence's record: buffer and first byte, and of its span first row, rows, and whether it starts.
+type Record = (cl_mem, u64, [u32; 3]);
+
 /// The sequences whose records lie in the same few buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct StateCall {
@@ -85,7 +88,7 @@ pub(crate) fn list(
         return Err(Error::invalid("two sequences have one state slot"));
     }
     for (i, layer) in (0u32..).zip(&program.state_layers) {
-        let mut places: Vec<(cl_mem, u64, [u32; 3])> = Vec::with_capacity(seqs.len());
+        let mut places: Vec<Record> = Vec::with_capacity(seqs.len());
         for seq in seqs.iter().filter(|seq| seq.n_tokens > 0) {
             let record = pool.record(seq.state_slot, i)?;
             if layer.n_elements.checked_mul(4).is_none_or(|needed| needed > record.size) {
@@ -114,10 +117,7 @@ pub(crate) fn list(
 }
 
 /// A call for as many sequences as its buffers reach; gives the others too.
-fn call<'a>(
-    places: &'a [(cl_mem, u64, [u32; 3])],
-    tables: &mut RunTables,
-) -> (StateCall, &'a [(cl_mem, u64, [u32; 3])]) {
+fn call<'a>(places: &'a [Record], tables: &mut RunTables) -> (StateCall, &'a [Record]) {
     let mut buffers: Vec<cl_mem> = Vec::with_capacity(BUFFERS);
     let mut bytes = Vec::new();
     let mut n = 0;

@@ -143,7 +143,7 @@ impl<'e> Context<'e> {
             && fits_half(stack.matrix.format, stack.matrix.n_in)
             && self.places.half.1 > 0;
         let size = match mean {
-            0..=MEAN_FEW => GROUP_FEW,
+            n if n <= MEAN_FEW => GROUP_FEW,
             _ if !has_half => GROUP_MANY,
             0..=32 => 32,
             33..=64 => 64,
@@ -169,7 +169,7 @@ impl<'e> Context<'e> {
         }
         let rows = stack.n_slots / stack.experts.sharing;
         let n_in = stack.matrix.n_in;
-        let (half, stride, scales) = self.to_half(recorder, stack.x, n_in, rows)?;
+        let (half, stride, scales) = self.round_to_half(recorder, stack.x, n_in, rows)?;
         recorder.order(&[self.places.half, lists], &writes);
         for part in &mut stack.parts {
             part.w2 = scales;
@@ -364,6 +364,7 @@ fn parts(matrix: &Matrix, bias: Option<&Matrix>, n_rows: u32) -> Vec<Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Format;
     use crate::weight::Rows;
     use tegula_sdk::quant::DType;
 

@@ -208,7 +208,7 @@ impl Context<'_> {
         for part in parts {
             let is_pair = activation.is_some();
             let rows = match (cols, part.n_rows) {
-                (1, 4096..) if !is_pair => 4,
+                (1, 4096..) => 4,
                 (1 | 2, 1024..) => 2,
                 (4.., 1024..) => 2,
                 _ => 1,
@@ -247,7 +247,7 @@ impl Context<'_> {
         writes: &[Span],
     ) -> Result<()> {
         let (half, stride, scales) =
-            self.to_half(recorder, self.span(product.x, n)?, matrix.n_in, n)?;
+            self.round_to_half(recorder, self.span(product.x, n)?, matrix.n_in, n)?;
         let region = self.places.half;
         let mut all_reads = reads.to_vec();
         all_reads.push(region);
@@ -271,7 +271,7 @@ impl Context<'_> {
     }
 
     /// Rounds `n` rows of `n_in` elements to f16, unless that is what the region holds; gives their address and stride, and that of their scales.
-    pub(crate) fn to_half(
+    pub(crate) fn round_to_half(
         &mut self,
         recorder: &mut Recorder<'_>,
         x: Span,

@@ -64,7 +64,7 @@ impl Grid {
 
 impl Delta {
     fn new(subgroup_min: u32, dim_k: u32, dim_v: u32) -> Option<Self> {
-        let widest = 1 << subgroup_min.min(32).max(1).ilog2();
+        let widest = 1 << subgroup_min.clamp(1, 32).ilog2();
         let mut lanes = DELTA_LANES.min(widest);
         while dim_k.div_ceil(lanes) > DELTA_EACH && lanes < widest {
             lanes *= 2;
@@ -103,11 +103,10 @@ pub(crate) fn grid(gpu: &Gpu, program: &Program, op: &Op) -> Option<Grid> {
 pub(crate) fn grids(gpu: &Gpu, program: &Program) -> Result<Vec<Grid>> {
     let mut grids = vec![Grid::default(); program.state_layers.len()];
     for op in &program.ops {
-        let layer = match op.kind {
-            OpKind::ConvState { state_layer } | OpKind::GatedDelta { state_layer, .. } => {
-                state_layer
-            }
-            _ => continue,
+        let (OpKind::ConvState { state_layer: layer }
+        | OpKind::GatedDelta { state_layer: layer, .. }) = op.kind
+        else {
+            continue;
         };
         let grid = grid(gpu, program, op)
             .ok_or_else(|| Error::unsupported(format!("{} of this size", op.kind.name())))?;
