@@ -1,5 +1,6 @@
 //! The GPU path where OpenVINO's GPU plugin finds a device: a real one, or the instrument in `tests/ovgpu`.
 //!
+//! Where `cargo xtask setup` made the instrument, this program runs all of its tests on it too, with a small limit, and as a discrete GPU.
 //! `TEGULA_OVGPU=1`, which the instrument's `env.sh` sets, makes an absent GPU a failure instead of a skip.
 
 #![allow(
@@ -9,6 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
+use std::path::PathBuf;
+use std::process::Command;
 use tegula_openvino::{Buffer, OpenVino, OpenVinoDevice};
 use tegula_sdk::abi::{BufferDesc, BufferUsage, DeviceKind, DeviceOptions, FigureSource, Status};
 use tegula_sdk::{Backend, Device};
@@ -103,4 +106,43 @@ fn the_cache_of_a_long_context_is_really_allocated() {
     for chunk in &chunks {
         assert!(!device.map(chunk).unwrap().is_null());
     }
+}
+
+/// What the instrument's GPU is like.
+fn check_on_the_instrument(what: &[(&str, &str)]) {
+    if std::env::var_os("TEGULA_OVGPU").is_some() {
+        return;
+    }
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
+    let home = || std::env::home_dir().unwrap_or_default().join(".cache");
+    let settings = named.unwrap_or_else(home).join("tegula/ovgpu/env.sh");
+    if !settings.is_file() {
+        eprintln!("SKIPPED: 1 test: no {}; run: cargo xtask setup", settings.display());
+        return;
+    }
+    let mut bash = Command::new("bash");
+    bash.args(["-c", ". \"$0\"; exec \"$@\""]).arg(settings);
+    bash.arg(std::env::current_exe().unwrap()).arg("--nocapture").envs(what.iter().copied());
+    let output = bash.output().unwrap();
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    assert!(output.status.success(), "{what:?}: {}", String::from_utf8_lossy(&text));
+    assert!(
+        !String::from_utf8_lossy(&text).contains("finds no GPU"),
+        "{what:?}: nothing was checked"
+    );
+}
+
+#[test]
+fn on_the_instrument() {
+    check_on_the_instrument(&[]);
+}
+
+#[test]
+fn on_the_instrument_with_a_small_limit() {
+    check_on_the_instrument(&[("FAKEGPU_MAX_ALLOC", "67108864")]);
+}
+
+#[test]
+fn on_the_instrument_as_a_discrete_gpu() {
+    check_on_the_instrument(&[("FAKEGPU_DISCRETE", "1")]);
 }

@@ -1,6 +1,8 @@
 //! Drivers that a test must be started with: what a process has loaded, it keeps.
 
-use std::path::PathBuf;
+use crate::programs::command;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Tells a test that it was started with the driver.
@@ -18,7 +20,7 @@ pub fn intels_opencl() -> Option<PathBuf> {
 }
 
 /// With Intel's runtime as the only OpenCL driver, or beside the others.
-pub fn add_intels_opencl(command: &mut Command, folder: &std::path::Path, is_only: bool) {
+pub fn add_intels_opencl(command: &mut Command, folder: &Path, is_only: bool) {
     command.env("LD_LIBRARY_PATH", folder);
     command.env("OCL_ICD_FILENAMES", folder.join("libintelocl.so"));
     if is_only {
@@ -45,4 +47,16 @@ pub fn is_on_intels_opencl(name: &str) -> bool {
     eprintln!("{text}");
     assert!(output.status.success(), "{name} with Intel's OpenCL failed");
     false
+}
+
+/// A command under the instrument that shows Intel's OpenCL runtime as a GPU to OpenVINO; none where it was not made, which is told.
+pub fn on_ovgpu(program: &Path, args: &[&OsStr]) -> Option<Command> {
+    let settings = crate::golden::cache().join("ovgpu/env.sh");
+    if !settings.is_file() {
+        eprintln!("SKIPPED: no {}; run: cargo xtask setup", settings.display());
+        return None;
+    }
+    let mut bash = command("bash");
+    bash.args(["-c", ". \"$0\"; exec \"$@\""]).arg(settings).arg(program).args(args);
+    Some(bash)
 }

@@ -23,7 +23,7 @@ mod random;
 mod tiny;
 
 pub use distance::{TopLogits, argmax, kl, logsumexp};
-pub use drivers::{add_intels_opencl, intels_opencl, is_on_intels_opencl};
+pub use drivers::{add_intels_opencl, intels_opencl, is_on_intels_opencl, on_ovgpu};
 pub use golden::{f32s, full, golden, ids, json, model_file};
 pub use measure::{Finished, finish, limited, resident, resident_peak, run, run_with_stdin};
 pub use programs::{command, runtime, runtime_of, runtime_with, target_dir, tegula};

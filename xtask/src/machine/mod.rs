@@ -6,6 +6,7 @@
 //! * What a package manager need not own (a shader compiler, drivers from PyPI) goes into the user's cache folder,
 //!   on any machine, and nothing outside it is touched.
 
+mod instrument;
 mod packages;
 mod shader_compiler;
 mod wheels;
@@ -28,6 +29,10 @@ pub(crate) fn provide() -> Vec<String> {
     let mut unmet = packages::provide();
     unmet.extend(shader_compiler::provide().err().map(|error| format!("{error:#}")));
     unmet.extend(wheels::provide());
+    let instrument = instrument::provide().err();
+    unmet.extend(instrument.map(|error| {
+        format!("the instrument in tests/ovgpu: OpenVINO's GPU path is not tested; {error:#}")
+    }));
     unmet
 }
 
