@@ -1,8 +1,10 @@
 //! Every architecture and quantised type against exact logits, on every backend, with and without a cap on buffers.
 //!
 //! The models are small and random, so a fault in any op, layout or tiling shows as a large distance at the first position. The
-//! exact logits are those of the dequantised weights. Our activations are f32, so quantised files must be as close as f32
-//! ones: a distance of the size that quantised activations have (`llama_cpp_default` in the data) is a fault.
+//! exact logits are those of the dequantised weights. Activations have 16 bits or more, so quantised files must be as close as f32
+//! ones: a distance of the size that 8-bit activations have (`llama_cpp_default` in the data) is a fault. One thing is not as close: where
+//! two experts are about equal to a router, the rounding of an activation may choose the other one, and that token's logits are then
+//! far away. So quantised files of models with experts are held to it by their median on devices that round.
 
 #![allow(
     clippy::unwrap_used,
@@ -99,7 +101,10 @@ fn check(device: &str, max_buffer: Option<u64>, cases: &[&str]) {
             for (prompt, golden) in facts["prompts"].as_object().unwrap() {
                 if let Some(reference) = reference_of(golden, name) {
                     let at = format!("{device} {case} {file} {prompt}");
-                    check_prompt(&model, &folder, golden, reference, &at);
+                    // Weights that are not quantised are multiplied with activations as they are, by every device.
+                    let is_rounded = device != "reference" && !std::ptr::eq(reference, golden);
+                    let may_flip = is_rounded && has_experts(&facts["config"]);
+                    check_prompt(&model, &folder, (golden, reference), may_flip, &at);
                 }
             }
         }
@@ -126,26 +131,45 @@ fn reference_of<'a>(golden: &'a Value, file: &str) -> Option<&'a Value> {
     golden["quantised"].get(file)
 }
 
-fn check_prompt(model: &Model, folder: &Path, golden: &Value, reference: &Value, at: &str) {
+/// Whether a router chooses among experts.
+fn has_experts(config: &Value) -> bool {
+    let is_count = |(key, value): (&String, &Value)| {
+        key.ends_with("experts") && value.as_u64().is_some_and(|n| n > 0)
+    };
+    config.as_object().unwrap().iter().any(is_count)
+}
+
+fn check_prompt(
+    model: &Model,
+    folder: &Path,
+    (golden, reference): (&Value, &Value),
+    may_flip: bool,
+    at: &str,
+) {
     let tokens = ids(&golden["ids"]);
     let exact = Exact::of(golden, reference, folder, model.info().n_vocab as usize);
-    let (mut worst, mut n_compared, mut next) = (0f64, 0, 0);
+    let (mut distances, mut next) = (Vec::new(), 0);
     let mut sequence = model.sequence();
     let never = AtomicBool::new(false);
     sequence
         .eval(&tokens, Outputs::All, &never, |pos, logits| {
             if let Some(distance) = exact.kl(pos, logits) {
-                worst = worst.max(distance);
-                n_compared += 1;
+                distances.push(distance);
             }
             next = argmax(logits);
             Ok(())
         })
         .unwrap();
-    assert_eq!(n_compared, exact.positions.len(), "{at}: positions are left");
-    let peer = reference["llama_cpp_default"]["kl_max"].as_f64().unwrap_or(KL_MAX);
-    println!("{at}: KL max {worst:.1e}");
-    assert!(worst < KL_MAX.min(peer), "{at}: KL max {worst:e}, the peer's {peer:e}");
+    assert_eq!(distances.len(), exact.positions.len(), "{at}: positions are left");
+    distances.sort_by(f64::total_cmp);
+    let (median, worst) = (distances[distances.len() / 2], distances[distances.len() - 1]);
+    println!("{at}: KL median {median:.1e}, max {worst:.1e}");
+    let peer = |figure: &str| reference["llama_cpp_default"][figure].as_f64();
+    let peer_max = peer("kl_max").unwrap_or(KL_MAX);
+    let worst_max = if may_flip { peer_max } else { KL_MAX.min(peer_max) };
+    let median_max = KL_MAX.min(peer("kl_median").unwrap_or(KL_MAX));
+    assert!(median < median_max, "{at}: KL median {median:e}, allowed {median_max:e}");
+    assert!(worst < worst_max, "{at}: KL max {worst:e}, allowed {worst_max:e}");
 
     let margins = reference["greedy_margin"].as_array().unwrap();
     for (i, (token, margin)) in ids(&reference["greedy"]).into_iter().zip(margins).enumerate() {

@@ -21,7 +21,7 @@ fn plan(name: &str) -> Value {
     let n_ctx = N_CTX.to_string();
     let mut command =
         tegula(["plan", "--shapes", name, "-c", &n_ctx, "--kv-type", "f16", "--json"]);
-    command.args(["--device", "reference"]);
+    command.args(["--device", "cpu"]);
     command.env("TEGULA_MAX_BUFFER", MAX_BUFFER.to_string()).env("TEGULA_MEMORY_LIMIT", "1TiB");
     let out = run(&mut command);
     assert_eq!(out.code, 0, "{name}: {}", out.stderr);
