@@ -79,7 +79,7 @@ fn convolutions_over_runs() {
             for pool in &pools {
                 let mut records =
                     [vec![f32::NAN; (kernel - 1) * m], vec![f32::NAN; (kernel - 1) * m]];
-                for run in 0..RUNS.len() {
+                for (run, n_rows) in RUNS.iter().enumerate() {
                     let x = rows_of(&x, run, m);
                     let mut y = vec![f32::NAN; x.len()];
                     let seqs = seqs(&mut records, run);
@@ -97,7 +97,7 @@ fn convolutions_over_runs() {
                         vec![f32::NAN; ConvState::scratch_len(pool.n_threads(), kernel)];
                     // SAFETY: the records and tiles live and have these sizes.
                     unsafe { kernels.conv_state(pool, &mut args, &mut scratch) }.unwrap();
-                    let rows = (0..2).flat_map(|i| (0..RUNS[run][i]).map(move |t| (i, t)));
+                    let rows = (0..2).flat_map(|i| (0..n_rows[i]).map(move |t| (i, t)));
                     let want: Vec<f64> = rows
                         .flat_map(|(i, t)| (0..m).map(move |c| (i, t, c)))
                         .map(|(i, t, c)| want(i, before(i, run) + t, c))
@@ -179,7 +179,7 @@ fn delta_rule_over_runs() {
         for kernels in machines() {
             for pool in &pools {
                 let mut records = [(); 2].map(|()| vec![f32::NAN; n_head_v * dv * dk]);
-                for run in 0..RUNS.len() {
+                for (run, n_rows) in RUNS.iter().enumerate() {
                     let rows = [n_head_k * dk, n_head_k * dk, n_head_v * dv, n_head_v, n_head_v];
                     let part = |j: usize| {
                         let both = [inputs[0][j].clone(), inputs[1][j].clone()];
@@ -209,7 +209,7 @@ fn delta_rule_over_runs() {
                     let want: Vec<f64> = (0..2)
                         .flat_map(|i| {
                             let first = before(i, run) * row;
-                            want[i][first..first + RUNS[run][i] * row].to_vec()
+                            want[i][first..first + n_rows[i] * row].to_vec()
                         })
                         .collect();
                     let what = format!(
