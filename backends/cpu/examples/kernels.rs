@@ -10,7 +10,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use tegula_cpu::kernels::{Attention, AttnSeq, Isa, Kernels, MatMul, RowTile};
+use tegula_cpu::kernels::{
+    Attention, AttnSeq, Choices, ExpertWeights, GatedDelta, HeadPairs, Isa, Kernels, MatMul,
+    RowTile, StateSeq,
+};
 use tegula_cpu::pool::{Pool, default_threads};
 use tegula_quant::{DType, quantize, quantize_row_fn};
 
@@ -105,6 +108,59 @@ impl Machine {
             // SAFETY: the only tile is the whole of `w`.
             unsafe { self.kernels.matmul(&self.pool, args, &mut scratch)? };
             black_box(&mut y);
+            Ok(())
+        })
+    }
+
+    /// 8 of 64 experts of 768 rows of 2048.
+    fn experts_seconds(&self, dtype: DType, n_tokens: usize) -> Outcome<f64> {
+        let (n_expert, k, n_in, n_rows) = (64, 8, 2048, 768);
+        let w = weights(dtype, n_in, n_rows * n_expert)?;
+        let tiles = [RowTile { data: w.as_ptr(), first_row: 0, n_rows: n_rows * n_expert }];
+        let x: Vec<f32> = (0..n_tokens * n_in).map(|i| (i % 17) as f32 - 8.0).collect();
+        let ids: Vec<i32> = (0..n_tokens * k).map(|slot| (slot * 29 % n_expert) as i32).collect();
+        let mut y = vec![0.0; ids.len() * n_rows];
+        let len = Choices::scratch_len(self.pool.n_threads(), n_expert, k, n_in, n_tokens);
+        let mut scratch = vec![0.0; len];
+        let choices = Choices { n_expert, k, ids: &ids, n_in, x: &x };
+        best(0.2, || {
+            let weights = ExpertWeights { dtype, n_rows, tiles: &tiles, bias: None, y: &mut y };
+            // SAFETY: the only tile is the whole of `w`.
+            unsafe {
+                self.kernels.matmul_experts(&self.pool, &choices, &mut [weights], &mut scratch)?;
+            }
+            black_box(&mut y);
+            Ok(())
+        })
+    }
+
+    /// 32 heads of 128 by 128.
+    fn delta_seconds(&self, n_tokens: usize) -> Outcome<f64> {
+        let (n_head, dim) = (32, 128);
+        let mut record = vec![0.0f32; n_head * dim * dim];
+        let row = vec![0.05; n_tokens * n_head * dim];
+        let (g, beta) = (vec![-0.1; n_tokens * n_head], vec![0.5; n_tokens * n_head]);
+        let mut y = row.clone();
+        best(0.2, || {
+            let record = record.as_mut_ptr();
+            let seqs = [StateSeq { record, is_new: false, first_row: 0, n_rows: n_tokens }];
+            let mut args = GatedDelta {
+                n_head_k: n_head,
+                n_head_v: n_head,
+                head_dim_k: dim,
+                head_dim_v: dim,
+                pairs: HeadPairs::Grouped,
+                scale: 1.0,
+                seqs: &seqs,
+                q: &row,
+                k: &row,
+                v: &row,
+                g: &g,
+                beta: &beta,
+                y: &mut y,
+            };
+            // SAFETY: the record has this size and is nobody else's.
+            unsafe { self.kernels.gated_delta(&self.pool, &mut args)? };
             Ok(())
         })
     }
@@ -206,6 +262,24 @@ fn main() -> Outcome<()> {
         }
         println!();
     }
+
+    println!(
+        "\n8 of 64 experts, 768x2048: one token in GB/s of the chosen weights, 512 in GFLOP/s"
+    );
+    for dtype in [DType::F16, DType::Q4_K, DType::Q8_0, DType::MXFP4] {
+        let one = machine.experts_seconds(dtype, 1)?;
+        let many = machine.experts_seconds(dtype, 512)?;
+        let (bytes, products) =
+            (2048 / dtype.block_len() * dtype.block_bytes() * 768 * 8, 2048 * 768 * 8);
+        let (one, many) = (bytes as f64 / one, 2.0 * (products * 512) as f64 / many);
+        println!("{:8}{:>12.2}{:>12.1}", dtype.name(), one * 1e-9, many * 1e-9);
+    }
+    print!("\ngated delta rule, 32 heads of 128x128, microseconds per token:");
+    for n_tokens in [1, 512] {
+        let seconds = machine.delta_seconds(n_tokens)?;
+        print!("  {n_tokens} tokens: {:.1}", seconds * 1e6 / n_tokens as f64);
+    }
+    println!();
 
     println!(
         "\nattention, microseconds per token and layer (heads, kv heads, head_dim; cached tokens; rows)"

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{Rng, check, machines, random_blocks};
+use common::{Rng, check, machines, random_blocks, rounding};
 use tegula_cpu::kernels::{KernelError, Kernels, MatMul, RowTile};
 use tegula_cpu::pool::Pool;
 use tegula_quant::DType;
@@ -56,27 +56,6 @@ fn run(
     // SAFETY: the tiles are those of `tiles`, whose chunks live in the caller.
     unsafe { kernels.matmul(pool, args, &mut scratch) }.unwrap();
     y
-}
-
-/// What the rounding of activations to 16 bits may cost, for the types that are multiplied as integers: each is off by up
-/// to half a step, evenly, and six standard deviations of the sum are allowed. A step is 2^-14 of the power of two below
-/// the greatest of 32.
-fn rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
-    use DType::{IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
-    if !matches!(
-        dtype,
-        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_NL | IQ4_XS | MXFP4
-    ) {
-        return 0.0;
-    }
-    let mut variance = 0.0;
-    for (x, w) in x.chunks(32).zip(w.chunks(32)) {
-        let greatest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let step = f64::from(greatest).log2().floor().exp2() / 16384.0;
-        let squares: f64 = w.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
-        variance += step * step / 12.0 * squares;
-    }
-    6.0 * variance.sqrt()
 }
 
 fn check_case(pool: &Pool, case: &Case) {

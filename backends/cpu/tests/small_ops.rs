@@ -208,7 +208,8 @@ fn norms() {
                 });
             }
             kernels.l2_norm(n, 1e-6, &x, &mut out).unwrap();
-            let want: Vec<f64> = (0..3 * n).map(|i| f64::from(x[i]) / norm(i).max(1e-6)).collect();
+            let root = |i: usize| (norm(i).powi(2) + f64::from(1e-6f32)).sqrt();
+            let want: Vec<f64> = (0..3 * n).map(|i| f64::from(x[i]) / root(i)).collect();
             check("l2_norm", &out, &want, |i| 6e-7 * want[i].abs());
         }
     }
@@ -319,5 +320,67 @@ fn argmax_and_top_k() {
         assert_eq!(kernels.argmax(&[]), None);
         assert_eq!(kernels.argmax(&[f32::NAN; 70]), None);
         assert_eq!(kernels.argmax(&[f32::NEG_INFINITY; 3]), Some(0));
+    }
+}
+
+/// Half a unit off in a router's weight is nothing; another expert is another model.
+#[test]
+fn routers_choose_the_greatest() {
+    use tegula_cpu::kernels::{Gating, Router};
+    let nan = f32::NAN;
+    let logits = [0.5f32, 2.0, nan, 2.0, -1.0, f32::NEG_INFINITY, 0.5, 3.0];
+    for kernels in machines() {
+        for (gating, k, want) in [
+            (Gating::Sigmoid, 3, vec![7, 1, 3]),
+            (Gating::SoftmaxSelected, 5, vec![7, 1, 3, 0, 6]),
+            (Gating::Sigmoid, 8, vec![7, 1, 3, 0, 6, 4, 5, 2]),
+        ] {
+            let router =
+                Router { n_expert: 8, k, gating, normalise: false, scale: 2.0, bias: None };
+            let (mut ids, mut weights) = (vec![9; k], vec![0.0; k]);
+            let mut scratch = vec![0.0; Router::scratch_len(8)];
+            kernels.router_topk(&router, &logits, &mut ids, &mut weights, &mut scratch).unwrap();
+            assert_eq!(ids, want, "{gating:?} on {}", kernels.isa().name());
+            let p = |id: usize| f64::from(logits[id]);
+            let sum: f64 = want.iter().map(|id| (p(*id as usize) - 3.0).exp()).sum();
+            for (weight, id) in weights.iter().zip(&want) {
+                let p = match gating {
+                    Gating::Sigmoid => 1.0 / (1.0 + (-p(*id as usize)).exp()),
+                    _ => (p(*id as usize) - 3.0).exp() / sum,
+                };
+                assert!(p.is_nan() == weight.is_nan());
+                assert!(p.is_nan() || (f64::from(*weight) - 2.0 * p).abs() < 1e-6, "{weight} {p}");
+            }
+        }
+    }
+}
+
+#[test]
+fn clamped_units_and_sums_of_experts() {
+    let mut rng = Rng(77);
+    for n in [1, 7, 67, 128] {
+        let (gate, up) = (rng.vec(n, 12.0), rng.vec(n, 12.0));
+        let (x, weights) = (rng.vec(2 * 3 * n, 2.0), rng.vec(2 * 3, 1.0));
+        for kernels in machines() {
+            let mut out = vec![0.0; n];
+            kernels.glu_clamped(1.702, 7.0, &gate, &up, &mut out).unwrap();
+            let unit = |i: usize| {
+                let (a, b) = (f64::from(gate[i]).min(7.0), f64::from(up[i]).clamp(-7.0, 7.0));
+                a / (1.0 + (-f64::from(1.702f32) * a).exp()) * (b + 1.0)
+            };
+            let want: Vec<f64> = (0..n).map(unit).collect();
+            check("glu_clamped", &out, &want, |i| 1e-6 * (want[i].abs() + 1e-3));
+            let mut out = vec![0.0; 2 * n];
+            kernels.combine_experts(n, &x, &weights, &mut out).unwrap();
+            let sum = |i: usize| {
+                let row = i / n;
+                let part = |j: usize| {
+                    f64::from(weights[row * 3 + j]) * f64::from(x[(row * 3 + j) * n + i % n])
+                };
+                (0..3).map(part).sum()
+            };
+            let want: Vec<f64> = (0..2 * n).map(sum).collect();
+            check("combine_experts", &out, &want, |_| 1e-6);
+        }
     }
 }

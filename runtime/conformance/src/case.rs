@@ -1,6 +1,7 @@
 //! What a case is: a program, its weights, its KV pool, and the runs to be made in order.
 
 use crate::bounds::Bound;
+use crate::rounding::Rounded;
 use tegula_plugin::CompileOptions;
 use tegula_program::{Dim, Program, Value, ValueKind};
 
@@ -56,6 +57,8 @@ pub struct Step {
     pub inputs: Vec<Vec<u8>>,
     /// Sequences.
     pub seqs: Vec<SeqStep>,
+    /// Of a product whose activations may be rounded: what errors are measured by, instead of the results.
+    pub rounded: Option<Rounded>,
 }
 
 /// One sequence of a run.

@@ -2,6 +2,7 @@
 
 use crate::bounds::{Bound, stored_step};
 use crate::data::{f32s, i32s};
+use crate::rounding::Rounded;
 use crate::session::SENTINEL;
 use crate::{Result, wrong};
 use tegula_program::{DType, KvLayer};
@@ -9,6 +10,27 @@ use tegula_quant::dequantize;
 
 /// The error of `got`, if it is within the bound. Integers must be the same.
 pub(crate) fn check(dtype: DType, got: &[u8], want: &[u8], bound: &Bound) -> Result<f64> {
+    check_by(dtype, got, want, bound, None)
+}
+
+/// As [`check`], of a product whose activations may be rounded: the error is measured by the terms of its sums.
+pub(crate) fn check_rounded(
+    dtype: DType,
+    got: &[u8],
+    want: &[u8],
+    bound: &Bound,
+    rounded: &Rounded,
+) -> Result<f64> {
+    check_by(dtype, got, want, bound, Some(rounded))
+}
+
+fn check_by(
+    dtype: DType,
+    got: &[u8],
+    want: &[u8],
+    bound: &Bound,
+    rounded: Option<&Rounded>,
+) -> Result<f64> {
     if got.len() != want.len() {
         return wrong(format!("{} bytes, the oracle makes {}", got.len(), want.len()));
     }
@@ -34,14 +56,17 @@ pub(crate) fn check(dtype: DType, got: &[u8], want: &[u8], bound: &Bound) -> Res
         error += if difference.is_nan() { 0.0 } else { difference * difference };
         size += if want.is_finite() { f64::from(*want).powi(2) } else { 0.0 };
     }
+    let (size, allowed) = match rounded {
+        Some(rounded) => (rounded.terms, bound.nmse * rounded.excess()),
+        None => (size, bound.nmse),
+    };
     let nmse = if error == 0.0 { 0.0 } else { error / size.max(f64::MIN_POSITIVE) };
-    if nmse <= bound.nmse {
+    if nmse <= allowed {
         return Ok(nmse);
     }
     let i = worst.1;
     wrong(format!(
-        "error {nmse:.1e} of {:.1e} allowed to {} ({}); element {i} of {} is {}, the oracle says {}",
-        bound.nmse,
+        "error {nmse:.1e} of {allowed:.1e} allowed to {} ({}); element {i} of {} is {}, the oracle says {}",
         bound.what,
         bound.reason,
         got.len(),

@@ -25,6 +25,7 @@ mod compare;
 mod data;
 mod expectations;
 mod report;
+mod rounding;
 mod session;
 mod suite;
 
@@ -32,6 +33,7 @@ pub use case::{Case, KvPool, SeqStep, Step, WeightData};
 pub use checks::{CHECKS, Check};
 pub use expectations::{Entry, Expectations};
 pub use report::{Outcome, Report, Verdict};
+pub use rounding::Rounded;
 pub use session::{Place, Rig, Session};
 pub use suite::{
     Event, GROUPS, Group, check_group, check_group_watched, run_checks, run_checks_watched, verify,

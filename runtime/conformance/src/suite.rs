@@ -179,7 +179,11 @@ pub(crate) fn run_case(rig: &mut Rig, oracle: &mut Rig, case: &Case) -> Result<O
             let got = session.run(step, place).map_err(at)?;
             for ((got, want), id) in got.iter().zip(wanted).zip(&case.program.outputs) {
                 let dtype = case.program.value(*id)?.dtype;
-                let error = compare::check(dtype, got, want, case.bound).map_err(at)?;
+                let error = match &step.rounded {
+                    Some(rounded) => compare::check_rounded(dtype, got, want, case.bound, rounded),
+                    None => compare::check(dtype, got, want, case.bound),
+                };
+                let error = error.map_err(at)?;
                 worst = worst.max(error);
             }
         }

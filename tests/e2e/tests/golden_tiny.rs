@@ -1,8 +1,10 @@
 //! Every architecture and quantised type against exact logits, on every backend, with and without a cap on buffers.
 //!
 //! The models are small and random, so a fault in any op, layout or tiling shows as a large distance at the first position. The
-//! exact logits are those of the dequantised weights. Our activations are f32, so quantised files must be as close as f32
-//! ones: a distance of the size that quantised activations have (`llama_cpp_default` in the data) is a fault.
+//! exact logits are those of the dequantised weights. Activations have 16 bits or more, so quantised files must be as close as f32
+//! ones: a distance of the size that 8-bit activations have (`llama_cpp_default` in the data) is a fault. One thing is not as close: where
+//! two experts are about equal to a router, the rounding of an activation may choose the other one, and that token's logits are then
+//! far away. So quantised files of models with experts are held to it by their median on devices that round.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +17,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use tegula::{Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, Runtime};
-use tegula_e2e::{TopLogits, argmax, f32s, full, golden, ids, json, kl, runtime_of, runtime_with};
+use tegula_e2e::{
+    BACKENDS, TopLogits, argmax, f32s, full, golden, ids, json, kl, runtime_of, runtime_with,
+};
 
 /// The folders whose architectures are implemented.
 const CASES: [&str; 19] = [
@@ -61,7 +65,7 @@ fn cpu() {
     check("cpu", None, &CASES);
 }
 
-/// What the first device lacks, or has no room for, runs on the second: experts and recurrent state are then in stages of their own.
+/// A second device that has nothing to do changes nothing.
 #[test]
 fn cpu_and_reference() {
     check("cpu,reference", None, &["qwen3_5_moe"]);
@@ -113,7 +117,9 @@ fn check_on(runtime: &Runtime, device: &str, max_buffer: Option<u64>, cases: &[&
             let name = file.strip_prefix("model-").unwrap().strip_suffix(".gguf").unwrap();
             let model = match open(runtime, &folder.join(file), device) {
                 // The oracle has every op; another device's author says which are still missing.
-                Err(error @ Error::OpsUnsupported { .. }) if device != "reference" => {
+                Err(error @ Error::OpsUnsupported { .. })
+                    if !BACKENDS.iter().any(|own| device.starts_with(own)) =>
+                {
                     println!("SKIPPED: {device} {case} {file}: {error}");
                     continue;
                 }
@@ -129,8 +135,10 @@ fn check_on(runtime: &Runtime, device: &str, max_buffer: Option<u64>, cases: &[&
             for (prompt, golden) in facts["prompts"].as_object().unwrap() {
                 if let Some(reference) = reference_of(golden, name) {
                     let at = format!("{device} {case} {file} {prompt}");
-                    let bound = kl_bound(&facts, reference);
-                    check_prompt(&model, &folder, golden, reference, bound, &at);
+                    // Weights that are not quantised are multiplied with activations as they are, by every device.
+                    let is_rounded = device != "reference" && !std::ptr::eq(reference, golden);
+                    let may_flip = is_rounded && has_experts(&facts["config"]);
+                    check_prompt(&model, &folder, (golden, reference), may_flip, &at);
                 }
             }
         }
@@ -157,22 +165,19 @@ fn reference_of<'a>(golden: &'a Value, file: &str) -> Option<&'a Value> {
     golden["quantised"].get(file)
 }
 
-/// How far a single position may be off. Quantised weights go with rounded activations, and where these turn a router's choice, a position
-/// is off by as much as the peer's; nothing else excuses more than [`KL_MAX`].
-fn kl_bound(facts: &Value, reference: &Value) -> f64 {
-    let has_experts = facts["config"].as_object().unwrap().keys().any(|k| k.contains("expert"));
-    match reference["llama_cpp_default"]["kl_max"].as_f64() {
-        Some(peer) if has_experts => peer,
-        peer => peer.unwrap_or(KL_MAX).min(KL_MAX),
-    }
+/// Whether a router chooses among experts.
+fn has_experts(config: &Value) -> bool {
+    let is_count = |(key, value): (&String, &Value)| {
+        key.ends_with("experts") && value.as_u64().is_some_and(|n| n > 0)
+    };
+    config.as_object().unwrap().iter().any(is_count)
 }
 
 fn check_prompt(
     model: &Model,
     folder: &Path,
-    golden: &Value,
-    reference: &Value,
-    bound: f64,
+    (golden, reference): (&Value, &Value),
+    may_flip: bool,
     at: &str,
 ) {
     let tokens = ids(&golden["ids"]);
@@ -182,7 +187,9 @@ fn check_prompt(
     let never = AtomicBool::new(false);
     sequence
         .eval(&tokens, Outputs::All, &never, |pos, logits| {
-            distances.extend(exact.kl(pos, logits));
+            if let Some(distance) = exact.kl(pos, logits) {
+                distances.push(distance);
+            }
             next = argmax(logits);
             Ok(())
         })
@@ -191,8 +198,12 @@ fn check_prompt(
     distances.sort_by(f64::total_cmp);
     let (median, worst) = (distances[distances.len() / 2], distances[distances.len() - 1]);
     println!("{at}: KL median {median:.1e}, max {worst:.1e}");
-    assert!(median < KL_MAX, "{at}: KL median {median:e}");
-    assert!(worst < bound, "{at}: KL max {worst:e} of {bound:e}");
+    let peer = |figure: &str| reference["llama_cpp_default"][figure].as_f64();
+    let peer_max = peer("kl_max").unwrap_or(KL_MAX);
+    let worst_max = if may_flip { peer_max } else { KL_MAX.min(peer_max) };
+    let median_max = KL_MAX.min(peer("kl_median").unwrap_or(KL_MAX));
+    assert!(median < median_max, "{at}: KL median {median:e}, allowed {median_max:e}");
+    assert!(worst < worst_max, "{at}: KL max {worst:e}, allowed {worst_max:e}");
 
     let margins = reference["greedy_margin"].as_array().unwrap();
     for (i, (token, margin)) in ids(&reference["greedy"]).into_iter().zip(margins).enumerate() {

@@ -90,3 +90,24 @@ pub fn ulps(got: f32, want: f64) -> f64 {
     let ulp = f64::from(f32::from_bits(magnitude.to_bits() + 1)) - f64::from(magnitude);
     (f64::from(got) - want).abs() / ulp
 }
+
+/// What the rounding of activations to 16 bits may cost, for the types that are multiplied as integers: each is off by up
+/// to half a step, evenly, and six standard deviations of the sum are allowed. A step is 2^-14 of the power of two below
+/// the greatest of 32.
+pub fn rounding(dtype: DType, x: &[f32], w: &[f32]) -> f64 {
+    use DType::{IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    if !matches!(
+        dtype,
+        Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_NL | IQ4_XS | MXFP4
+    ) {
+        return 0.0;
+    }
+    let mut variance = 0.0;
+    for (x, w) in x.chunks(32).zip(w.chunks(32)) {
+        let greatest = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let step = f64::from(greatest).log2().floor().exp2() / 16384.0;
+        let squares: f64 = w.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
+        variance += step * step / 12.0 * squares;
+    }
+    6.0 * variance.sqrt()
+}

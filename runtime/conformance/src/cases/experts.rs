@@ -4,7 +4,8 @@ use super::{TOKENS, f32_weight, simple, steps, tokens_by};
 use crate::Result;
 use crate::bounds::{ACTIVATION, ELEMENTWISE, MATMUL, MATMUL_BLOCKS};
 use crate::case::{Case, Step, WeightData};
-use crate::data::{Rng, f32_bytes, i32_bytes};
+use crate::data::{Rng, f32_bytes, f32s, i32_bytes, i32s};
+use crate::rounding::Weights;
 use tegula_program::{DType, Dim, ProgramBuilder, Router, RouterGating};
 
 pub(crate) fn cases() -> Result<Vec<Case>> {
@@ -109,8 +110,8 @@ impl Product {
         let bias = self.has_bias.then(|| b.weight("bias", DType::F32, &dims));
         let y = b.matmul_experts(x, weight, ids, bias, n_expert);
         b.output("y", y);
-        // As products without experts.
-        let bound = if dtype.block_len() > 1 { MATMUL_BLOCKS } else { MATMUL };
+        let is_plain = dtype.block_len() == 1;
+        let bound = if is_plain { MATMUL } else { MATMUL_BLOCKS };
         let mut case = Case::new(&name, b.finish()?, bound);
         case.weights =
             vec![WeightData { name: "w".into(), bytes: rng.weights(dtype, stack * n_in)? }];
@@ -126,6 +127,14 @@ impl Product {
             ..Step::default()
         };
         case.steps = TOKENS.map(step).into();
+        if !is_plain {
+            let weights = Weights::new(dtype, &case.weights[0].bytes, n_in, n_expert)?;
+            let sharing = if self.by_slot { 1 } else { k };
+            for step in &mut case.steps {
+                let (x, ids) = (f32s(&step.inputs[0]), i32s(&step.inputs[1]));
+                step.rounded = Some(weights.experts(&x, &ids, sharing, step.n_tokens));
+            }
+        }
         Ok(case)
     }
 }

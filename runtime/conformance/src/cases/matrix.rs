@@ -4,7 +4,8 @@ use super::{TOKENS, f32_weight, steps, tokens_by};
 use crate::Result;
 use crate::bounds::{EMBED, MATMUL, MATMUL_BLOCKS};
 use crate::case::{Case, Step, WeightData};
-use crate::data::{Rng, i32_bytes};
+use crate::data::{Rng, f32s, i32_bytes};
+use crate::rounding::Weights;
 use tegula_program::{DType, Dim, ProgramBuilder};
 
 /// Rows that no vector or group divides.
@@ -73,6 +74,13 @@ impl Product {
         case.tile_rows = self.tile_rows;
         case.import = self.import;
         case.steps = steps(&mut rng, &[n_in], 3.0);
+        if dtype.block_len() > 1 {
+            let weights = Weights::new(dtype, &case.weights[0].bytes, n_in, 1)?;
+            for step in &mut case.steps {
+                let x = f32s(&step.inputs[0]);
+                step.rounded = Some(weights.product(&x, step.n_tokens));
+            }
+        }
         Ok(case)
     }
 }

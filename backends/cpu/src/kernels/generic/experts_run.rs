@@ -98,7 +98,7 @@ impl<'a> Lists<'a> {
         let (slots, memory) = memory.split_at_mut(ids.len());
         // SAFETY: an entry is four u32 without padding, and there is room for one for each slot.
         let entries: &'a mut [Entry] = unsafe {
-            let n = memory.len() * size_of::<u32>() / size_of::<Entry>();
+            let n = size_of_val(memory) / size_of::<Entry>();
             std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), n)
         };
         // Counting sort: `ends[e]` is where the next slot of expert e goes, at last where those of e end.
