@@ -12,6 +12,9 @@
 //! a few results above the expectation is [`crate::Rounded`]'s too: 45 times for one token, 2.6 times for 64. A fault is far beyond
 //! that: activations of 12 bits give 8e-8, of 8 bits 2e-5, one result in ten thousand that is missing gives 3e-5.
 
+use tegula_plugin::DeviceKind;
+use tegula_program::{DType, Program};
+
 /// The error allowed to an op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
@@ -58,12 +61,32 @@ bounds! {
         "a few of the above one after the other";
     CHAIN_BLOCKS: "several ops in a row, with weights of a block type", 2e-7,
         "the products of a layer, whose activations may be rounded to 16 bits, add 2.4e-9 of the squares of even data; each later gated unit, whose two factors are both off, makes up to four times as much of it in squares, which the residual sum dilutes: 80 times over nine layers. Activations of 8 bits are beyond 1e-4";
+    MATMUL_HALF: "matmul and matmul_experts on a GPU, with weights below f32", 2e-7,
+        "both operands may be rounded to f16, as units for matrices take them: a rounding to 11 bits is off by 2e-4 of an element in the mean, 4.3e-8 of the squares, both operands' 8.6e-8, twice that where results are few. An accumulation in f16 is beyond 1e-6";
+    CHAIN_HALF: "several ops in a row on a GPU, with weights below f32", 7e-6,
+        "the products' 8.6e-8, made 80 times as much over nine layers as in a chain of a processor's";
+}
+
+/// What is allowed on a device: GPUs have units that multiply matrices of f16, which everything on them uses, and which cost prompts a tenth of
+/// the time. Processors have none, and are held to f32 or to 16 bits.
+pub(crate) fn on_device(
+    bound: &'static Bound,
+    kind: DeviceKind,
+    program: &Program,
+) -> &'static Bound {
+    let is_gpu = kind == DeviceKind::DISCRETE || kind == DeviceKind::INTEGRATED;
+    let is_narrow = program.weights().any(|(_, weight)| weight.dtype != DType::F32);
+    match bound {
+        _ if !is_gpu || !is_narrow => bound,
+        bound if bound == MATMUL || bound == MATMUL_BLOCKS => MATMUL_HALF,
+        bound if bound == CHAIN || bound == CHAIN_BLOCKS => CHAIN_HALF,
+        bound => bound,
+    }
 }
 
 /// How far a stored row may be from the oracle's, as a part of its greatest magnitude: backends may round a tie, or a quotient
 /// beside one, to the other side.
-pub(crate) fn stored_step(dtype: tegula_quant::DType) -> f32 {
-    use tegula_quant::DType;
+pub(crate) fn stored_step(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 1.0 / 1024.0,
         DType::BF16 => 1.0 / 128.0,

@@ -1,7 +1,8 @@
 //! What a case is: a program, its weights, its KV pool, and the runs to be made in order.
 
-use crate::bounds::Bound;
+use crate::bounds::{self, Bound};
 use crate::rounding::Rounded;
+use crate::session::Rig;
 use tegula_plugin::CompileOptions;
 use tegula_program::{Dim, Program, Value, ValueKind};
 
@@ -24,7 +25,7 @@ pub struct Case {
     pub n_ctx_max: u32,
     /// The runs.
     pub steps: Vec<Step>,
-    /// How far results may be from the oracle's.
+    /// How far results may be from the oracle's, on a processor.
     pub bound: &'static Bound,
 }
 
@@ -88,6 +89,11 @@ impl Case {
             steps: Vec::new(),
             bound,
         }
+    }
+
+    /// How far results of a device may be from the oracle's.
+    pub(crate) fn bound_on(&self, rig: &Rig) -> &'static Bound {
+        bounds::on_device(self.bound, rig.device.info().kind, &self.program)
     }
 
     /// Slots of recurrent state that the steps name.

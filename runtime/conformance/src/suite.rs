@@ -165,6 +165,7 @@ pub(crate) fn run_case(rig: &mut Rig, oracle: &mut Rig, case: &Case) -> Result<O
         wanted.push(oracle.run(step, Place::Host).map_err(|e| of_oracle(&e))?);
     }
     let most = scratch_chunk_max(rig);
+    let bound = case.bound_on(rig);
     let mut session = Session::new(rig, case, most)?;
     let mut worst = 0.0f64;
     for (index, (step, wanted)) in case.steps.iter().zip(&wanted).enumerate() {
@@ -180,8 +181,8 @@ pub(crate) fn run_case(rig: &mut Rig, oracle: &mut Rig, case: &Case) -> Result<O
             for ((got, want), id) in got.iter().zip(wanted).zip(&case.program.outputs) {
                 let dtype = case.program.value(*id)?.dtype;
                 let error = match &step.rounded {
-                    Some(rounded) => compare::check_rounded(dtype, got, want, case.bound, rounded),
-                    None => compare::check(dtype, got, want, case.bound),
+                    Some(rounded) => compare::check_rounded(dtype, got, want, bound, rounded),
+                    None => compare::check(dtype, got, want, bound),
                 };
                 let error = error.map_err(at)?;
                 worst = worst.max(error);

@@ -141,6 +141,7 @@ pub(super) fn odd_addresses(backend: &Backend, index: u32, oracle: &Backend) -> 
     let most = scratch_chunk_max(&oracle);
     let wanted = Session::new(&mut oracle, &case, most)?.run(step, Place::Host)?;
     let most = scratch_chunk_max(&rig);
+    let bound = case.bound_on(&rig);
     let mut session = Session::new(&mut rig, &case, most)?;
     let (Some(input), Some(want)) = (step.inputs.first(), wanted.first()) else {
         return wrong("no operands");
@@ -153,7 +154,7 @@ pub(super) fn odd_addresses(backend: &Backend, index: u32, oracle: &Backend) -> 
         let out = &mut bytes.1[begin_out..begin_out + want.len()];
         let inputs = [InputData::Host(&bytes.0[begin..begin + input.len()])];
         match session.submit(step, &inputs, vec![OutputData::Host(&mut *out)]) {
-            Ok(()) => compare::check(DType::F32, out, want, case.bound).map(drop)?,
+            Ok(()) => compare::check(DType::F32, out, want, bound).map(drop)?,
             Err(Fault::Device(error)) if error.kind == DeviceErrorKind::InvalidArgument => {}
             Err(fault) => return Err(fault),
         }

@@ -21,12 +21,13 @@ const RUNS: usize = 20;
 /// Runs all steps of the case again and again, and compares.
 fn hammer(rig: &mut Rig, case: &Case, wanted: &[Vec<Vec<u8>>]) -> Result<()> {
     let most = scratch_chunk_max(rig);
+    let bound = case.bound_on(rig);
     let mut session = Session::new(rig, case, most)?;
     for run in 0..RUNS {
         let place = if run % 2 == 0 { Place::Host } else { Place::Device };
         for (step, wanted) in case.steps.iter().zip(wanted) {
             for (got, want) in session.run(step, place)?.iter().zip(wanted) {
-                compare::check(DType::F32, got, want, case.bound)?;
+                compare::check(DType::F32, got, want, bound)?;
             }
         }
     }

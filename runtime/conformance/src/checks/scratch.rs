@@ -74,12 +74,13 @@ pub(super) fn least_limit(backend: &Backend, index: u32, oracle: &Backend) -> Re
     let limit = least(&rig, &case)?;
     let most = scratch_chunk_max(&oracle);
     let mut oracle = Session::new(&mut oracle, &case, most)?;
+    let bound = case.bound_on(&rig);
     let mut session = Session::new(&mut rig, &case, limit)?;
     let mut worst = 0.0f64;
     for step in &case.steps {
         let wanted = oracle.run(step, Place::Host)?;
         for (got, want) in session.run(step, Place::Host)?.iter().zip(&wanted) {
-            worst = worst.max(compare::check(tegula_program::DType::F32, got, want, case.bound)?);
+            worst = worst.max(compare::check(tegula_program::DType::F32, got, want, bound)?);
         }
     }
     session.check_surroundings()?;
