@@ -270,7 +270,7 @@ fn main() -> Outcome<()> {
         let one = machine.experts_seconds(dtype, 1)?;
         let many = machine.experts_seconds(dtype, 512)?;
         let (bytes, products) =
-            (2048 / dtype.block_len() * dtype.block_bytes() * 768 * 8, 2048 * 768 * 8);
+            (2048 / dtype.block_len() * dtype.block_bytes() * 768 * 8, 2048 * 768 * 8usize);
         let (one, many) = (bytes as f64 / one, 2.0 * (products * 512) as f64 / many);
         println!("{:8}{:>12.2}{:>12.1}", dtype.name(), one * 1e-9, many * 1e-9);
     }
