@@ -25,7 +25,9 @@ fn gpu() -> Option<(OpenVino, u32)> {
             std::env::var_os("TEGULA_OVGPU").is_none(),
             "the instrument is set up, but no GPU is found"
         );
-        eprintln!("SKIPPED: 1 test: OpenVINO finds no GPU here; tests/ovgpu/setup.sh makes one");
+        eprintln!(
+            "SKIPPED: 1 test: OpenVINO finds no GPU here; on_the_instrument runs it where there is one"
+        );
         return None;
     };
     Some((backend, index))
