@@ -28,10 +28,12 @@ const UHD_770: u64 = 4_294_959_104;
 /// The folder of Intel's CPU runtime.
 fn intel() -> Option<PathBuf> {
     let named = std::env::var_os("TEGULA_INTEL_OPENCL").map(PathBuf::from);
-    let cached = std::env::home_dir().map(|h| h.join(".cache/tegula/intel-opencl/lib"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
+    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    let cached = cache.map(|cache| cache.join("tegula/intel-opencl/lib"));
     let found = named.or(cached).filter(|folder| folder.join("libintelocl.so").is_file());
     if found.is_none() {
-        eprintln!("SKIPPED: no libintelocl.so; set TEGULA_INTEL_OPENCL");
+        eprintln!("SKIPPED: no libintelocl.so; run: cargo xtask setup");
     }
     found
 }
