@@ -66,8 +66,8 @@ fn build() -> Result<(), String> {
 /// The compiler that `cargo xtask setup` puts into the cache folder where the system's is too old or missing.
 fn set_up() -> Option<String> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
+        .filter(|folder| folder.is_absolute())
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
     let path = cache.join("tegula/tools/glslc/glslc");
     path.is_file().then(|| path.to_string_lossy().into_owned())

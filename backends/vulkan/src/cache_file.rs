@@ -12,15 +12,10 @@ const MAGIC: &[u8; 8] = b"tglvkpc1";
 const BYTES_MAX: u64 = 256 << 20;
 
 fn path(physical: &Physical) -> Option<PathBuf> {
-    let home = || {
-        std::env::var_os("HOME")
-            .filter(|v| !v.is_empty())
-            .map(|home| PathBuf::from(home).join(".cache"))
-    };
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|v| !v.is_empty())
-        .map(PathBuf::from)
-        .or_else(home)?;
+    // A relative path would put the file wherever the process happens to be.
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
     let uuid: String = physical.cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!(
         "vulkan-{:04x}-{:04x}-{:08x}-{uuid}.bin",
