@@ -71,16 +71,19 @@ pub(crate) fn plan_scratch(
     Ok((plan, lists))
 }
 
-/// The largest working area of any op's kernel.
+/// The working area of all ops' kernels: the largest that any wants, as far as a chunk holds it, and no less than the largest
+/// that any needs.
 fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> Result<u64> {
-    let mut most = 1usize;
+    let (mut wanted, mut needed) = (1usize, 1usize);
     for op in &program.ops {
         let len = match op.kind {
             OpKind::Matmul => {
                 let x = program.value(op.inputs[0])?;
                 let n_in = usize::try_from(x.row_len()).unwrap_or(usize::MAX);
                 let rows = rows_max(program, op.inputs[0], options)?;
-                MatMul::scratch_len(n_threads, n_in, usize::try_from(rows).unwrap_or(usize::MAX))
+                let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+                wanted = wanted.max(MatMul::scratch_len(n_threads, n_in, rows));
+                MatMul::scratch_min(n_threads, n_in, rows)
             }
             OpKind::Attention { kv_layer, n_head, .. } => {
                 let layer = program.kv_layers.get(kv_layer as usize);
@@ -111,9 +114,12 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
             }
             _ => 0,
         };
-        most = most.max(len);
+        needed = needed.max(len);
     }
-    (most as u64).checked_mul(4).ok_or_else(|| Error::invalid("a working area over 2^64 bytes"))
+    let bytes = |len: usize| {
+        (len as u64).checked_mul(4).ok_or_else(|| Error::invalid("a working area over 2^64 bytes"))
+    };
+    Ok(bytes(wanted)?.min(options.scratch_chunk_max / 4 * 4).max(bytes(needed)?))
 }
 
 /// The greatest number of rows of a value.

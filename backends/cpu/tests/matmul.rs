@@ -48,14 +48,20 @@ fn run(
     x: &[f32],
     bias: Option<&[f32]>,
 ) -> Vec<f32> {
-    let mut y = vec![f32::NAN; case.n_tokens * case.n_out];
-    let mut scratch =
-        vec![f32::NAN; MatMul::scratch_len(pool.n_threads(), case.n_in, case.n_tokens)];
     let Case { dtype, n_in, n_out, n_tokens, .. } = *case;
-    let args = MatMul { dtype, n_in, n_out, tiles, n_tokens, x, bias, y: &mut y };
-    // SAFETY: the tiles are those of `tiles`, whose chunks live in the caller.
-    unsafe { kernels.matmul(pool, args, &mut scratch) }.unwrap();
-    y
+    // How many tokens go at a time follows from the scratch, and the result must not.
+    let mut results = [MatMul::scratch_len, MatMul::scratch_min].map(|needed| {
+        let mut y = vec![f32::NAN; n_tokens * n_out];
+        let mut scratch = vec![f32::NAN; needed(pool.n_threads(), n_in, n_tokens)];
+        let args = MatMul { dtype, n_in, n_out, tiles, n_tokens, x, bias, y: &mut y };
+        // SAFETY: the tiles are those of `tiles`, whose chunks live in the caller.
+        unsafe { kernels.matmul(pool, args, &mut scratch) }.unwrap();
+        y
+    });
+    let [roomy, tight] = &mut results;
+    let are_same = roomy.iter().zip(&*tight).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+    assert!(are_same, "{dtype} {n_in}x{n_out}, {n_tokens} tokens: {roomy:?} {tight:?}");
+    std::mem::take(roomy)
 }
 
 fn check_case(pool: &Pool, case: &Case) {

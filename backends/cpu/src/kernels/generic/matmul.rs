@@ -14,7 +14,6 @@ use std::ops::Range;
 use tegula_quant::DType;
 
 use super::activations::{GROUP, GROUP_FLOATS};
-use super::int_gemm::PACKED_FLOATS;
 use super::product::Product;
 use super::shared::SharedMut;
 use super::{int_tasks, matmul_f32, matmul_int};
@@ -27,7 +26,7 @@ pub(super) const DOT_TOKENS_MAX: usize = 4;
 pub(super) const PANEL_ROWS: usize = 96;
 /// Rows of the micro-kernel that is one vector wide.
 pub(super) const NARROW_ROWS: usize = 12;
-/// Most tokens packed at a time; more tokens go in several passes, each decoding W again.
+/// Most tokens packed at a time; more tokens go in several passes, each decoding W again, and so do as many as there is scratch for.
 pub(super) const PASS_TOKENS: usize = 512;
 /// Packed tokens are padded to this: the widest panel of any instruction set.
 pub(super) const TOKENS_ALIGN: usize = 32;
@@ -74,17 +73,26 @@ pub struct MatMul<'a> {
 }
 
 impl MatMul<'_> {
-    /// f32 of scratch that a product of this shape needs, for any instruction set and up to `n_threads`.
+    /// f32 of scratch with which a product of this shape goes in the fewest passes, for any instruction set and up to
+    /// `n_threads`.
     pub fn scratch_len(n_threads: usize, n_in: usize, n_tokens: usize) -> usize {
-        let groups = n_in.div_ceil(GROUP);
-        if n_tokens <= DOT_TOKENS_MAX {
-            return LINE + groups * DOT_TOKENS_MAX * GROUP_FLOATS;
-        }
-        let tokens = n_tokens.min(PASS_TOKENS).next_multiple_of(TOKENS_ALIGN);
-        let packed = n_in.max(groups * PACKED_FLOATS) * tokens;
-        let thread = matmul_f32::thread_scratch(tokens).max(int_tasks::thread_scratch(tokens));
+        Self::scratch_of(n_threads, n_in, n_tokens, PASS_TOKENS)
+    }
+
+    /// The least scratch that it can do with, in f32: that of short passes.
+    pub fn scratch_min(n_threads: usize, n_in: usize, n_tokens: usize) -> usize {
+        Self::scratch_of(n_threads, n_in, n_tokens, TOKENS_ALIGN)
+    }
+
+    fn scratch_of(n_threads: usize, n_in: usize, n_tokens: usize, pass: usize) -> usize {
         // A remainder of a few tokens after whole passes takes the way of few tokens.
-        LINE + packed.max(groups * DOT_TOKENS_MAX * GROUP_FLOATS) + n_threads * thread
+        let few = n_in.div_ceil(GROUP) * DOT_TOKENS_MAX * GROUP_FLOATS;
+        if n_tokens <= DOT_TOKENS_MAX {
+            return LINE + few;
+        }
+        let tokens = n_tokens.min(pass).next_multiple_of(TOKENS_ALIGN);
+        let ints = matmul_int::pass_scratch(n_threads, n_in, tokens);
+        LINE + few.max(ints).max(matmul_f32::pass_scratch(n_threads, n_in, tokens))
     }
 
     /// As its tasks see it.
@@ -135,6 +143,15 @@ pub(super) fn check_tiles(tiles: &[RowTile], n_rows: usize) -> Result<(), Kernel
     Ok(())
 }
 
+/// Tokens of each pass over `n_tokens`: as many as `room` f32 hold, if `needed` are needed for some.
+pub(super) fn pass_tokens(n_tokens: usize, room: usize, needed: impl Fn(usize) -> usize) -> usize {
+    let mut tokens = n_tokens.clamp(1, PASS_TOKENS).next_multiple_of(TOKENS_ALIGN);
+    while tokens > TOKENS_ALIGN && needed(tokens) > room {
+        tokens -= TOKENS_ALIGN;
+    }
+    tokens
+}
+
 /// The pieces of `rows` that lie in one tile each: the address of the first row, its number, and the count.
 pub(super) fn pieces(
     tiles: &[RowTile],
@@ -152,7 +169,8 @@ pub(super) fn pieces(
 impl Kernels {
     /// `Y = X W^T + bias` on the threads of `pool`.
     ///
-    /// `scratch` holds at least [`MatMul::scratch_len`] for the pool's threads; its contents do not matter.
+    /// `scratch` holds at least [`MatMul::scratch_min`] for the pool's threads, and with [`MatMul::scratch_len`] W is read least
+    /// often; its contents do not matter.
     ///
     /// # Errors
     /// [`KernelError`] when lengths, tiles or `n_in` do not fit each other (nothing is written then), or when a task
@@ -196,7 +214,7 @@ impl Kernels {
                 });
             }
         }
-        let needed = MatMul::scratch_len(pool.n_threads(), n_in, n_tokens);
+        let needed = MatMul::scratch_min(pool.n_threads(), n_in, n_tokens);
         expect_scratch("matmul", needed, scratch.len())?;
         if n_tokens == 0 {
             return Ok(());

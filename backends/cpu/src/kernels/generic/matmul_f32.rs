@@ -14,8 +14,8 @@ use tegula_quant::DType;
 use super::gemm::{micro, pack_panel, pack_rows};
 use super::int_tasks::StoreTask;
 use super::matmul::{
-    DOT_TOKENS_MAX, LINE, MatMul, NARROW_ROWS, PANEL_ROWS, PASS_TOKENS, TASK_WORK_MIN,
-    TOKENS_ALIGN, pieces,
+    DOT_TOKENS_MAX, LINE, MatMul, NARROW_ROWS, PANEL_ROWS, TASK_WORK_MIN, TOKENS_ALIGN,
+    pass_tokens, pieces,
 };
 use super::product::{Input, Product, Tokens};
 use super::shared::SharedMut;
@@ -78,14 +78,22 @@ pub(super) fn run(
         return Ok(());
     }
     let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
-    for first in (0..n_tokens).step_by(PASS_TOKENS) {
-        let tokens = Tokens::run(first..n_tokens.min(first + PASS_TOKENS));
-        run_gemm(kernels, pool, &product, input, tokens, &mut scratch[skip..])?;
+    let scratch = &mut scratch[skip..];
+    let needed = |tokens| pass_scratch(pool.n_threads(), product.n_in, tokens);
+    let pass = pass_tokens(n_tokens, scratch.len(), needed);
+    for first in (0..n_tokens).step_by(pass) {
+        let tokens = Tokens::run(first..n_tokens.min(first + pass));
+        run_gemm(kernels, pool, &product, input, tokens, scratch)?;
     }
     Ok(())
 }
 
-/// One pass over at most `PASS_TOKENS` tokens.
+/// f32 of scratch for a pass over so many tokens, padded.
+pub(super) fn pass_scratch(n_threads: usize, n_in: usize, tokens_padded: usize) -> usize {
+    n_in * tokens_padded + n_threads * thread_scratch(tokens_padded)
+}
+
+/// One pass.
 fn run_gemm(
     kernels: Kernels,
     pool: &Pool,

@@ -10,11 +10,11 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use super::activations::Activations;
+use super::activations::{Activations, GROUP};
 use super::int_gemm::PACKED_FLOATS;
 use super::int_tasks::{DotTask, PackTask, Quantize, gemm_rows, has, thread_scratch};
 use super::matmul::{
-    DOT_TOKENS_MAX, LINE, MatMul, NARROW_ROWS, PANEL_ROWS, PASS_TOKENS, TASK_WORK_MIN, TOKENS_ALIGN,
+    DOT_TOKENS_MAX, LINE, MatMul, NARROW_ROWS, PANEL_ROWS, TASK_WORK_MIN, TOKENS_ALIGN, pass_tokens,
 };
 use super::product::{Input, Product, Tokens};
 use super::shared::SharedMut;
@@ -71,8 +71,10 @@ pub(super) fn run(
     let products = Products { list, input: Input { x, n_in } };
     let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
     let scratch = &mut scratch[skip..];
-    for first in (0..n_tokens).step_by(PASS_TOKENS) {
-        let tokens = first..n_tokens.min(first + PASS_TOKENS);
+    let needed = |tokens| pass_scratch(pool.n_threads(), n_in, tokens);
+    let pass = pass_tokens(n_tokens, scratch.len(), needed);
+    for first in (0..n_tokens).step_by(pass) {
+        let tokens = first..n_tokens.min(first + pass);
         let finite = if tokens.len() <= DOT_TOKENS_MAX {
             run_dot(kernels, pool, &products, tokens, scratch)?
         } else {
@@ -125,7 +127,12 @@ impl Packed {
 // SAFETY: written before the tasks start and only read by them.
 unsafe impl Sync for Packed {}
 
-/// One pass over at most `PASS_TOKENS` tokens.
+/// f32 of scratch for a pass over so many tokens, padded.
+pub(super) fn pass_scratch(n_threads: usize, n_in: usize, tokens_padded: usize) -> usize {
+    n_in.div_ceil(GROUP) * PACKED_FLOATS * tokens_padded + n_threads * thread_scratch(tokens_padded)
+}
+
+/// One pass.
 fn run_gemm(
     kernels: Kernels,
     pool: &Pool,
