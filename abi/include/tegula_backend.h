@@ -27,7 +27,7 @@
 
 // The revision of the tables in this crate. A plugin states the range it can serve; the core takes the
 // greatest revision both know.
-#define TEGULA_REVISION 2
+#define TEGULA_REVISION 3
 
 // The oldest revision that this crate's reader still understands.
 #define TEGULA_REVISION_MIN 1
@@ -385,6 +385,12 @@ enum TegulaOpCode
     TEGULA_OP_CODE_SLICE_GROUPS = 25,
     // `(gate, up) -> a / (1 + exp(-alpha a)) * (b + 1)` with `a = min(gate, limit)`, `b = clamp(up, -limit, limit)`. `GluClampedParams`.
     TEGULA_OP_CODE_GLU_CLAMPED = 26,
+    // `(a f32[n, c * p] or f32[n, p], b f32[n, c * q]) -> f32[n, c * (p + q)]`: for every group, its columns of a and then its columns of b. Where a
+    // has one group alone, all groups get it. `ConcatGroupsParams`.
+    TEGULA_OP_CODE_CONCAT_GROUPS = 27,
+    // `(logits f32[n, n_expert], selection_bias? f32[n_expert]) -> (ids i32[n, k], weights f32[n, k])`: as ROUTER_TOPK, from the experts of the best
+    // groups. `GroupedRouterParams`.
+    TEGULA_OP_CODE_ROUTER_TOPK_GROUPED = 28,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -1442,6 +1448,41 @@ typedef struct {
     // Bound of both sides; more than 0.
     float limit;
 } TegulaGluClampedParams;
+
+// Parameters of CONCAT_GROUPS.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Columns of a group of the first input; divides its last dimension.
+    uint32_t group_a;
+    // Columns of a group of the second input; divides its last dimension, and the quotient is the number of groups.
+    uint32_t group_b;
+} TegulaConcatGroupsParams;
+
+// Parameters of ROUTER_TOPK_GROUPED.
+//
+// Experts stand in `n_group` groups of neighbours. With `s = p + selection_bias`, p as for ROUTER_TOPK, a group's score is the sum of its `n_score` greatest s.
+// The `n_group_used` groups of the greatest scores, the first of equals before, are searched: the selected experts are the k greatest s of
+// their experts, in falling order, the first of equals before. The rest is as for ROUTER_TOPK; a NaN is less than everything, in sums too, where it counts as
+// negative infinity.
+typedef struct {
+    // Set by the host.
+    size_t struct_size;
+    // Experts of a token; at most those of `n_group_used` groups.
+    uint32_t k;
+    // How logits become weights.
+    TegulaRouterGating gating;
+    // 1 to divide the weights by their sum, 0 not to.
+    uint32_t normalise;
+    // Multiplies the weights.
+    float scale;
+    // Groups; divides n_expert.
+    uint32_t n_group;
+    // Groups that are searched; at most `n_group`.
+    uint32_t n_group_used;
+    // Scores of a group that count; at most a group's experts.
+    uint32_t n_score;
+} TegulaGroupedRouterParams;
 
 // The type of `ENTRY_SYMBOL`: negotiates and returns at once; no driver call, no thread, no allocation kept.
 // Gives INCOMPATIBLE, with `revision_min` and `revision_max` filled, when no revision is common.

@@ -67,6 +67,8 @@ crossing! {
     GatedDeltaParams => size_of::<GatedDeltaParams>();
     SliceGroupsParams => size_of::<SliceGroupsParams>();
     GluClampedParams => size_of::<GluClampedParams>();
+    ConcatGroupsParams => size_of::<ConcatGroupsParams>();
+    GroupedRouterParams => size_of::<GroupedRouterParams>();
 }
 
 /// Copies a struct of the other side; fields that it does not have are zero. `None` for null, a misaligned pointer, or a

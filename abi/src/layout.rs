@@ -33,6 +33,8 @@ pub struct Boundary {
     gated_delta: *const crate::GatedDeltaParams,
     slice_groups: *const crate::SliceGroupsParams,
     glu_clamped: *const crate::GluClampedParams,
+    concat_groups: *const crate::ConcatGroupsParams,
+    grouped_router: *const crate::GroupedRouterParams,
 }
 
 /// What [`crate::LAYOUT_SYMBOL`] returns. Static in the plugin.

@@ -46,7 +46,7 @@ pub use types::*;
 
 /// The revision of the tables in this crate. A plugin states the range it can serve; the core takes the
 /// greatest revision both know.
-pub const REVISION: u32 = 2;
+pub const REVISION: u32 = 3;
 /// The oldest revision that this crate's reader still understands.
 pub const REVISION_MIN: u32 = 1;
 /// Revisions from here on only append. Until a table reaches it, v1 is a draft.

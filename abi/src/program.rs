@@ -104,6 +104,12 @@ open_enum! {
         SLICE_GROUPS = 25,
         /// `(gate, up) -> a / (1 + exp(-alpha a)) * (b + 1)` with `a = min(gate, limit)`, `b = clamp(up, -limit, limit)`. [`GluClampedParams`].
         GLU_CLAMPED = 26,
+        /// `(a f32[n, c * p] or f32[n, p], b f32[n, c * q]) -> f32[n, c * (p + q)]`: for every group, its columns of a and then its columns of b. Where a
+        /// has one group alone, all groups get it. [`ConcatGroupsParams`].
+        CONCAT_GROUPS = 27,
+        /// `(logits f32[n, n_expert], selection_bias? f32[n_expert]) -> (ids i32[n, k], weights f32[n, k])`: as ROUTER_TOPK, from the experts of the best
+        /// groups. [`GroupedRouterParams`].
+        ROUTER_TOPK_GROUPED = 28,
     }
 }
 
@@ -442,6 +448,45 @@ pub struct SliceGroupsParams {
     pub begin: u32,
     /// Number of columns of each group.
     pub len: u32,
+}
+
+/// Parameters of CONCAT_GROUPS.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct ConcatGroupsParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Columns of a group of the first input; divides its last dimension.
+    pub group_a: u32,
+    /// Columns of a group of the second input; divides its last dimension, and the quotient is the number of groups.
+    pub group_b: u32,
+}
+
+/// Parameters of ROUTER_TOPK_GROUPED.
+///
+/// Experts stand in `n_group` groups of neighbours. With `s = p + selection_bias`, p as for ROUTER_TOPK, a group's score is the sum of its `n_score` greatest s.
+/// The `n_group_used` groups of the greatest scores, the first of equals before, are searched: the selected experts are the k greatest s of
+/// their experts, in falling order, the first of equals before. The rest is as for ROUTER_TOPK; a NaN is less than everything, in sums too, where it counts as
+/// negative infinity.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, StableAbi)]
+pub struct GroupedRouterParams {
+    /// Set by the host.
+    pub struct_size: usize,
+    /// Experts of a token; at most those of `n_group_used` groups.
+    pub k: u32,
+    /// How logits become weights.
+    pub gating: RouterGating,
+    /// 1 to divide the weights by their sum, 0 not to.
+    pub normalise: u32,
+    /// Multiplies the weights.
+    pub scale: f32,
+    /// Groups; divides n_expert.
+    pub n_group: u32,
+    /// Groups that are searched; at most `n_group`.
+    pub n_group_used: u32,
+    /// Scores of a group that count; at most a group's experts.
+    pub n_score: u32,
 }
 
 /// Parameters of GLU_CLAMPED.

@@ -84,6 +84,8 @@ layouts! {
     GatedDeltaParams: struct_size state_layer n_head_k n_head_v head_dim_k head_dim_v order scale;
     SliceGroupsParams: struct_size group begin len;
     GluClampedParams: struct_size alpha limit;
+    ConcatGroupsParams: struct_size group_a group_b;
+    GroupedRouterParams: struct_size k gating normalise scale n_group n_group_used n_score;
     Binding: struct_size value range host host_size;
     BlockTable: blocks n_blocks first_pos;
     SeqSpan: struct_size first_token n_tokens first_pos reserved tables state_slot reserved_end;

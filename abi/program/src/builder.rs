@@ -63,6 +63,15 @@ pub struct Router {
     pub scale: f32,
 }
 
+/// The groups of a router that searches the best of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "parameters are documented once, at the structs of the boundary")]
+pub struct RouterGroups {
+    pub n_group: u32,
+    pub n_group_used: u32,
+    pub n_score: u32,
+}
+
 /// The heads of a gated delta rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(missing_docs, reason = "parameters are documented once, at the structs of the boundary")]
@@ -306,6 +315,31 @@ impl ProgramBuilder {
         }
     }
 
+    /// Ids and weights of the experts of each row, from those of the best groups.
+    pub fn router_topk_grouped(
+        &mut self,
+        logits: ValueId,
+        selection_bias: Option<ValueId>,
+        router: Router,
+        groups: RouterGroups,
+    ) -> (ValueId, ValueId) {
+        let Router { k, gating, normalise, scale } = router;
+        let RouterGroups { n_group, n_group_used, n_score } = groups;
+        let kind = OpKind::RouterTopkGrouped {
+            k,
+            gating,
+            normalise,
+            scale,
+            n_group,
+            n_group_used,
+            n_score,
+        };
+        match self.op(kind, &with(&[logits], selection_bias)).as_slice() {
+            [ids, weights] => (*ids, *weights),
+            _ => (logits, logits),
+        }
+    }
+
     /// The weighted sum over the experts of each row.
     pub fn combine_experts(&mut self, x: ValueId, weights: ValueId) -> ValueId {
         self.op1(OpKind::CombineExperts, &[x, weights])
@@ -347,6 +381,11 @@ impl ProgramBuilder {
     /// Columns `begin .. begin + len` of every `group` columns.
     pub fn slice_groups(&mut self, x: ValueId, group: u32, begin: u32, len: u32) -> ValueId {
         self.op1(OpKind::SliceGroups { group, begin, len }, &[x])
+    }
+
+    /// For every group `group_a` columns of `a` and then `group_b` of `b`; where `a` has one group alone, every group gets it.
+    pub fn concat_groups(&mut self, a: ValueId, group_a: u32, b: ValueId, group_b: u32) -> ValueId {
+        self.op1(OpKind::ConcatGroups { group_a, group_b }, &[a, b])
     }
 
     /// `a sigmoid(alpha a) (b + 1)` with both sides bounded by `limit`, the gate only above.

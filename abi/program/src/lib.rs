@@ -21,7 +21,7 @@ mod print;
 mod program;
 mod shape;
 
-pub use builder::{GatedDelta, Norm, ProgramBuilder, Rope, Router};
+pub use builder::{GatedDelta, Norm, ProgramBuilder, Rope, Router, RouterGroups};
 pub use error::ProgramError;
 pub use op::{Activation, HeadOrder, OpKind, RopeStyle, RouterGating};
 pub use program::{Dim, KvLayer, Op, Program, StateLayer, Value, ValueId, ValueKind};

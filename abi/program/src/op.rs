@@ -153,6 +153,18 @@ pub enum OpKind {
     SliceGroups { group: u32, begin: u32, len: u32 },
     /// Gated unit with both sides bounded.
     GluClamped { alpha: f32, limit: f32 },
+    /// Columns of two values side by side, group by group.
+    ConcatGroups { group_a: u32, group_b: u32 },
+    /// The experts of each row, of the best groups, and their weights.
+    RouterTopkGrouped {
+        k: u32,
+        gating: RouterGating,
+        normalise: bool,
+        scale: f32,
+        n_group: u32,
+        n_group_used: u32,
+        n_score: u32,
+    },
 }
 
 impl OpKind {
@@ -185,6 +197,8 @@ impl OpKind {
             Self::GatedDelta { .. } => abi::OpCode::GATED_DELTA,
             Self::SliceGroups { .. } => abi::OpCode::SLICE_GROUPS,
             Self::GluClamped { .. } => abi::OpCode::GLU_CLAMPED,
+            Self::ConcatGroups { .. } => abi::OpCode::CONCAT_GROUPS,
+            Self::RouterTopkGrouped { .. } => abi::OpCode::ROUTER_TOPK_GROUPED,
         }
     }
 
@@ -254,6 +268,8 @@ impl OpKind {
             Self::GatedDelta { .. } => "gated_delta",
             Self::SliceGroups { .. } => "slice_groups",
             Self::GluClamped { .. } => "glu_clamped",
+            Self::ConcatGroups { .. } => "concat_groups",
+            Self::RouterTopkGrouped { .. } => "router_topk_grouped",
         }
     }
 }

@@ -67,6 +67,12 @@ pub(crate) fn infer(kind: &OpKind, inputs: &[&Value], layers: Layers<'_>) -> Rul
         OpKind::SliceGroups { group, begin, len } => {
             arity(1, 1).and_then(|()| slice_groups(inputs[0], group, begin, len))
         }
+        OpKind::ConcatGroups { group_a, group_b } => {
+            arity(2, 2).and_then(|()| concat_groups(inputs, [group_a, group_b]))
+        }
+        OpKind::RouterTopkGrouped { .. } => {
+            arity(1, 2).and_then(|()| experts::router_grouped(inputs, kind))
+        }
     }
 }
 
@@ -238,6 +244,24 @@ fn concat(a: &Value, b: &Value) -> Rule {
     if a.rows() != b.rows() {
         return Err(format!("`{}` and `{}` differ in rows", a.name, b.name));
     }
+    Ok(vec![(DType::F32, vec![a.rows(), Dim::Fixed(row)])])
+}
+
+fn concat_groups(inputs: &[&Value], groups: [u32; 2]) -> Rule {
+    let ([a, b], [group_a, group_b]) = ([inputs[0], inputs[1]], groups.map(u64::from));
+    let count = |value: &Value, group: u64| {
+        let row = activation(value)?;
+        let whole = row.checked_div(group).filter(|n| *n > 0 && n * group == row);
+        whole.ok_or_else(|| format!("rows of {row} are no multiple of groups of {group}"))
+    };
+    let (n_a, n_b) = (count(a, group_a)?, count(b, group_b)?);
+    if n_a != n_b && n_a != 1 {
+        return Err(format!("{n_a} and {n_b} groups"));
+    }
+    if a.rows() != b.rows() {
+        return Err(format!("`{}` and `{}` differ in rows", a.name, b.name));
+    }
+    let row = n_b.checked_mul(group_a + group_b).ok_or("a row of more than 2^64 elements")?;
     Ok(vec![(DType::F32, vec![a.rows(), Dim::Fixed(row)])])
 }
 

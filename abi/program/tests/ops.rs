@@ -5,10 +5,11 @@
 use tegula_program::ffi::{FfiProgram, read_program};
 use tegula_program::{
     Activation, DType, Dim, GatedDelta, HeadOrder, Norm, OpKind, Program, ProgramBuilder, Router,
-    RouterGating, ValueId,
+    RouterGating, RouterGroups, ValueId,
 };
 
 const ROUTER: Router = Router { k: 2, gating: RouterGating::Sigmoid, normalise: true, scale: 2.5 };
+const GROUPS: RouterGroups = RouterGroups { n_group: 3, n_group_used: 2, n_score: 2 };
 const HEADS: GatedDelta = GatedDelta {
     n_head_k: 2,
     n_head_v: 4,
@@ -44,6 +45,10 @@ fn whole() -> Program {
     let h = b.unary(Activation::Softplus, h);
     let q = b.slice_groups(h, 16, 2, 8);
     let q = b.l2_norm(q, Norm { eps: 1e-6, n: 8 });
+    let (_, more) = b.router_topk_grouped(logits, Some(bias), ROUTER, GROUPS);
+    let h2 = b.concat_groups(more, 1, h, 16);
+    let h2 = b.slice_groups(h2, 17, 1, 16);
+    let h = b.add(h, h2);
     let v = b.concat(h, h);
     let g = b.slice(h, 0, 4);
     let y = b.gated_delta([q, q, v, g, g], HEADS);
@@ -60,7 +65,13 @@ fn ops_cross_the_boundary_whole() {
     // SAFETY: the program and its flat form live until the end.
     assert_eq!(unsafe { read_program(flat.as_abi()) }.unwrap(), program);
     let text = program.to_string();
-    for line in ["state 1: 512 f32", "RouterTopk { k: 2, gating: Sigmoid", "order: Tiled"] {
+    for line in [
+        "state 1: 512 f32",
+        "RouterTopk { k: 2, gating: Sigmoid",
+        "n_group: 3, n_group_used: 2, n_score: 2 }",
+        "ConcatGroups { group_a: 1, group_b: 16 }",
+        "order: Tiled",
+    ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
 }
@@ -100,6 +111,28 @@ fn sizes_that_do_not_fit_are_refused() {
     refused("columns 6 + 3 of groups of 8", |b| {
         let x = x(b, "x", 32);
         b.slice_groups(x, 8, 6, 3);
+    });
+    refused("2 and 4 groups", |b| {
+        let (a, x) = (x(b, "a", 8), x(b, "x", 32));
+        b.concat_groups(a, 4, x, 8);
+    });
+    refused("rows of 32 are no multiple of groups of 0", |b| {
+        let x = x(b, "x", 32);
+        b.concat_groups(x, 8, x, 0);
+    });
+    refused("32 experts in 5 groups", |b| {
+        let x = x(b, "x", 32);
+        b.router_topk_grouped(x, None, ROUTER, RouterGroups { n_group: 5, ..GROUPS });
+    });
+    refused("5 of 4 groups", |b| {
+        let x = x(b, "x", 32);
+        let groups = RouterGroups { n_group: 4, n_group_used: 5, n_score: 2 };
+        b.router_topk_grouped(x, None, ROUTER, groups);
+    });
+    refused("9 of the 8 experts of 1 groups", |b| {
+        let x = x(b, "x", 32);
+        let groups = RouterGroups { n_group: 4, n_group_used: 1, n_score: 2 };
+        b.router_topk_grouped(x, None, Router { k: 9, ..ROUTER }, groups);
     });
     refused("kernels of 1", |b| {
         let (x, w) = (x(b, "x", 32), b.weight("w", DType::F32, &[32, 1]));

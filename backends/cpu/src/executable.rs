@@ -103,7 +103,7 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
                 let rows = size(rows_max(program, op.inputs[0], options)?);
                 Choices::scratch_len(n_threads, n_expert as usize, k, n_in, rows)
             }
-            OpKind::RouterTopk { .. } => {
+            OpKind::RouterTopk { .. } | OpKind::RouterTopkGrouped { .. } => {
                 let n_expert = program.value(op.inputs[0])?.row_len();
                 let one = Router::scratch_len(usize::try_from(n_expert).unwrap_or(usize::MAX));
                 one.saturating_mul(n_threads)

@@ -136,6 +136,9 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             }
             Ok(())
         }
+        OpKind::ConcatGroups { group_a, group_b } => {
+            concat_groups(frame, op, out()?, [group_a as usize, group_b as usize])
+        }
         OpKind::GatherRows => {
             let (x, rows, y) =
                 (frame.f32s(input(0)?)?, frame.i32s(input(1)?)?, frame.f32s_mut(out()?)?);
@@ -156,7 +159,7 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
         }
         OpKind::TopK { k } => top_k(frame, op, k as usize),
         OpKind::MatmulExperts { .. } => experts::products(frame, std::slice::from_ref(op)),
-        OpKind::RouterTopk { .. } => experts::router(frame, op),
+        OpKind::RouterTopk { .. } | OpKind::RouterTopkGrouped { .. } => experts::router(frame, op),
         OpKind::CombineExperts => experts::combine(frame, op),
         OpKind::ConvState { .. } => state::conv(frame, op, lists),
         OpKind::GatedDelta { .. } => state::gated_delta(frame, op, lists),
@@ -237,6 +240,28 @@ fn slice(
         let x = &x[at.start / len * group..];
         for (y, x) in y.chunks_exact_mut(len).zip(x.chunks_exact(group)) {
             y.copy_from_slice(&x[begin..begin + len]);
+        }
+        Ok(())
+    })
+}
+
+/// For every group its columns of the first input and then of the second; a first input of one group serves them all.
+fn concat_groups(frame: &Frame<'_>, op: &Op, out: ValueId, [p, q]: [usize; 2]) -> Result<()> {
+    let [a, b] = op.inputs.as_slice() else {
+        return Err(Error::invalid("concat_groups without its values"));
+    };
+    let (row_a, row_b, row) = (frame.row_len(*a)?, frame.row_len(*b)?, frame.row_len(out)?);
+    let (a, b, y) = (frame.f32s(*a)?, frame.f32s(*b)?, frame.f32s_mut(out)?);
+    pieces(&frame.executable.workers.pool, y, row, |at, y| {
+        let first = at.start / row;
+        let rows =
+            a[first * row_a..].chunks_exact(row_a).zip(b[first * row_b..].chunks_exact(row_b));
+        for (y, (a, b)) in y.chunks_exact_mut(row).zip(rows) {
+            let groups = a.chunks_exact(p).cycle().zip(b.chunks_exact(q));
+            for (y, (a, b)) in y.chunks_exact_mut(p + q).zip(groups) {
+                y[..p].copy_from_slice(a);
+                y[p..].copy_from_slice(b);
+            }
         }
         Ok(())
     })

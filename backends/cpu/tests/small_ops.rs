@@ -326,7 +326,7 @@ fn argmax_and_top_k() {
 /// Half a unit off in a router's weight is nothing; another expert is another model.
 #[test]
 fn routers_choose_the_greatest() {
-    use tegula_cpu::kernels::{Gating, Router};
+    use tegula_cpu::kernels::{Gating, Router, RouterGroups};
     let nan = f32::NAN;
     let logits = [0.5f32, 2.0, nan, 2.0, -1.0, f32::NEG_INFINITY, 0.5, 3.0];
     for kernels in machines() {
@@ -335,8 +335,15 @@ fn routers_choose_the_greatest() {
             (Gating::SoftmaxSelected, 5, vec![7, 1, 3, 0, 6]),
             (Gating::Sigmoid, 8, vec![7, 1, 3, 0, 6, 4, 5, 2]),
         ] {
-            let router =
-                Router { n_expert: 8, k, gating, normalise: false, scale: 2.0, bias: None };
+            let router = Router {
+                n_expert: 8,
+                k,
+                gating,
+                normalise: false,
+                scale: 2.0,
+                bias: None,
+                groups: RouterGroups::ONE,
+            };
             let (mut ids, mut weights) = (vec![9; k], vec![0.0; k]);
             let mut scratch = vec![0.0; Router::scratch_len(8)];
             kernels.router_topk(&router, &logits, &mut ids, &mut weights, &mut scratch).unwrap();

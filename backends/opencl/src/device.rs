@@ -83,6 +83,8 @@ impl OpenClDevice {
                 state::Form::new(facts, program, op).is_some()
             }
             (OpKind::Attention { .. } | OpKind::KvStore { .. }, None) => false,
+            // Not written yet: the core runs them on another device.
+            (OpKind::ConcatGroups { .. } | OpKind::RouterTopkGrouped { .. }, _) => false,
         }
     }
 }

@@ -95,8 +95,10 @@ fn op_bytes(program: &Program, op: &Op, options: &CompileOptions) -> Result<u64>
             let record = record.map_or(0, |layer| layer.bytes()).saturating_mul(3);
             record.saturating_add(scratch::value_bytes(program, op.inputs[0].index(), options)?)
         }
-        // Scores, probabilities and the order of a row's experts.
-        OpKind::RouterTopk { .. } => program.value(op.inputs[0])?.row_len().saturating_mul(24),
+        // Scores, probabilities and the order of a row's experts, and the same of those that are searched.
+        OpKind::RouterTopk { .. } | OpKind::RouterTopkGrouped { .. } => {
+            program.value(op.inputs[0])?.row_len().saturating_mul(48)
+        }
         // The order of a row's columns.
         OpKind::TopK { .. } => program.value(op.inputs[0])?.row_len().saturating_mul(4),
         _ => 0,

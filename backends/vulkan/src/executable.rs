@@ -475,6 +475,8 @@ impl Executable {
             | OpKind::L2Norm { .. }
             | OpKind::SliceGroups { .. }
             | OpKind::GluClamped { .. } => true,
+            // Not written yet: the core runs them on another device.
+            OpKind::ConcatGroups { .. } | OpKind::RouterTopkGrouped { .. } => false,
         }
     }
 }

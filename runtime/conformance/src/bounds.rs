@@ -35,7 +35,7 @@ macro_rules! bounds {
 }
 
 bounds! {
-    COPY: "slice, slice_groups, concat, gather_rows, argmax, top_k", 0.0,
+    COPY: "slice, slice_groups, concat, concat_groups, gather_rows, argmax, top_k", 0.0,
         "elements are moved and compared, nothing is computed";
     EMBED: "embed", 1e-13,
         "a decoded element is one or two products and a sum, each rounded to f32 once";
@@ -49,7 +49,7 @@ bounds! {
         "cosines and sines are rounded to f32 once, from angles that are exact to 1e-8 at position 100,000: an angle kept in f32 would be off by 4e-3 there";
     ELEMENTWISE: "add, mul, scale", 1e-14,
         "one rounding";
-    ACTIVATION: "unary, glu, glu_clamped, softcap, router_topk", 1e-12,
+    ACTIVATION: "unary, glu, glu_clamped, softcap, router_topk, router_topk_grouped", 1e-12,
         "exponentials and hyperbolic tangents to a few units in the last place";
     ATTENTION: "attention", 1e-10,
         "scores are dot products in f32 whose error the exponential turns into a relative one, at most 30 times as great for the scores used here; stored keys and values are read exactly";

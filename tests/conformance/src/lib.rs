@@ -17,6 +17,12 @@ pub const UNSUPPORTED: &[Entry] = &[
     lacks("openvino", "gated_delta/"),
     lacks("openvino", "l2_norm/"),
     lacks("openvino", "slice_groups/"),
+    lacks("openvino", "concat_groups/"),
+    lacks("openvino", "router_topk_grouped/"),
+    lacks("vulkan", "concat_groups/"),
+    lacks("vulkan", "router_topk_grouped/"),
+    lacks("opencl", "concat_groups/"),
+    lacks("opencl", "router_topk_grouped/"),
 ];
 
 const fn lacks(backend: &'static str, case: &'static str) -> Entry {

@@ -50,6 +50,8 @@ params! {
     GatedDelta: GatedDeltaParams;
     SliceGroups: SliceGroupsParams;
     GluClamped: GluClampedParams;
+    ConcatGroups: ConcatGroupsParams;
+    GroupedRouter: GroupedRouterParams;
 }
 
 impl Params {
@@ -92,6 +94,10 @@ impl Params {
             OpKind::GluClamped { alpha, limit } => {
                 abi::GluClampedParams { struct_size, alpha, limit }.into()
             }
+            OpKind::ConcatGroups { group_a, group_b } => {
+                abi::ConcatGroupsParams { struct_size, group_a, group_b }.into()
+            }
+            OpKind::RouterTopkGrouped { .. } => grouped_router_out(kind).into(),
             OpKind::Embed
             | OpKind::Matmul
             | OpKind::Add
@@ -205,6 +211,36 @@ fn gated_delta_in(p: &abi::GatedDeltaParams) -> Result<OpKind, ProgramError> {
     })
 }
 
+fn grouped_router_out(kind: &OpKind) -> abi::GroupedRouterParams {
+    let OpKind::RouterTopkGrouped { k, gating, normalise, scale, n_group, n_group_used, n_score } =
+        *kind
+    else {
+        return abi::GroupedRouterParams::default();
+    };
+    abi::GroupedRouterParams {
+        struct_size: 0,
+        k,
+        gating: number(&RouterGating::ALL, gating),
+        normalise: u32::from(normalise),
+        scale,
+        n_group,
+        n_group_used,
+        n_score,
+    }
+}
+
+fn grouped_router_in(p: &abi::GroupedRouterParams) -> Result<OpKind, ProgramError> {
+    Ok(OpKind::RouterTopkGrouped {
+        k: p.k,
+        gating: value(&RouterGating::ALL, "router gating", p.gating)?,
+        normalise: p.normalise != 0,
+        scale: p.scale,
+        n_group: p.n_group,
+        n_group_used: p.n_group_used,
+        n_score: p.n_score,
+    })
+}
+
 /// # Safety
 /// The op's parameters are alive.
 unsafe fn params<T: abi::Crossing>(op: &abi::Op) -> Result<T, ProgramError> {
@@ -279,6 +315,11 @@ pub(super) unsafe fn kind_in(op: &abi::Op) -> Result<OpKind, ProgramError> {
                 let p: abi::GluClampedParams = params(op)?;
                 OpKind::GluClamped { alpha: p.alpha, limit: p.limit }
             }
+            Code::CONCAT_GROUPS => {
+                let p: abi::ConcatGroupsParams = params(op)?;
+                OpKind::ConcatGroups { group_a: p.group_a, group_b: p.group_b }
+            }
+            Code::ROUTER_TOPK_GROUPED => grouped_router_in(&params(op)?)?,
             other => return Err(fault(format!("op code {} is newer than this backend", other.0))),
         })
     }

@@ -1,7 +1,7 @@
 //! The rules of ops over experts.
 
 use super::{Rule, activation, vector, weight};
-use crate::{Dim, Value, ValueKind};
+use crate::{Dim, OpKind, Value, ValueKind};
 use tegula_quant::DType;
 
 /// The ids of k experts for each row.
@@ -49,6 +49,28 @@ pub(super) fn router(inputs: &[&Value], k: u32) -> Rule {
     }
     let dims = vec![inputs[0].rows(), Dim::Fixed(k.into())];
     Ok(vec![(DType::I32, dims.clone()), (DType::F32, dims)])
+}
+
+pub(super) fn router_grouped(inputs: &[&Value], kind: &OpKind) -> Rule {
+    let OpKind::RouterTopkGrouped { k, n_group, n_group_used, n_score, .. } = *kind else {
+        return Err("not a router of groups".into());
+    };
+    let n_expert = activation(inputs[0])?;
+    let [n_group, n_used, n_score] = [n_group, n_group_used, n_score].map(u64::from);
+    let Some(group) = n_expert.checked_div(n_group).filter(|n| n * n_group == n_expert) else {
+        return Err(format!("{n_expert} experts in {n_group} groups"));
+    };
+    if n_used == 0 || n_used > n_group {
+        return Err(format!("{n_used} of {n_group} groups"));
+    }
+    if n_score == 0 || n_score > group {
+        return Err(format!("{n_score} scores of groups of {group}"));
+    }
+    // Less than the number of experts, which is a row's length.
+    if u64::from(k) > n_used * group {
+        return Err(format!("{k} of the {} experts of {n_used} groups", n_used * group));
+    }
+    router(inputs, k)
 }
 
 pub(super) fn combine(inputs: &[&Value]) -> Rule {

@@ -28,7 +28,7 @@ pub use generic::experts::{Choices, EXPERT_PRODUCTS_MAX, ExpertWeights};
 pub use generic::kv::{KvSlot, KvStore};
 pub use generic::matmul::{MatMul, RowTile};
 pub use generic::rope::{RopeStyle, rope_table};
-pub use generic::router::{Gating, Router};
+pub use generic::router::{Gating, Router, RouterGroups};
 pub use generic::state::StateSeq;
 
 use generic::{Kernel, PairsKernel, WordsKernel};

@@ -3,7 +3,9 @@
 use super::{failed, pieces};
 use crate::executable::Frame;
 use crate::kernels::generic::shared::SharedMut;
-use crate::kernels::{Choices, EXPERT_PRODUCTS_MAX, ExpertWeights, Gating, KernelError, Router};
+use crate::kernels::{
+    Choices, EXPERT_PRODUCTS_MAX, ExpertWeights, Gating, KernelError, Router, RouterGroups,
+};
 use std::sync::Mutex;
 use tegula_sdk::program::{Op, OpKind, RouterGating};
 use tegula_sdk::{Error, Result};
@@ -61,10 +63,28 @@ fn weights<'a>(frame: &Frame<'a>, op: &Op, n_expert: u32) -> Result<ExpertWeight
 }
 
 pub(super) fn router(frame: &Frame<'_>, op: &Op) -> Result<()> {
-    let (OpKind::RouterTopk { k, gating, normalise, scale }, [logits, bias @ ..], [ids, weights]) =
-        (&op.kind, op.inputs.as_slice(), op.outputs.as_slice())
+    let ([logits, bias @ ..], [ids, weights]) = (op.inputs.as_slice(), op.outputs.as_slice())
     else {
         return Err(Error::invalid("router_topk without its values"));
+    };
+    let (k, gating, normalise, scale, groups) = match &op.kind {
+        OpKind::RouterTopk { k, gating, normalise, scale } => {
+            (k, gating, normalise, scale, RouterGroups::ONE)
+        }
+        OpKind::RouterTopkGrouped {
+            k,
+            gating,
+            normalise,
+            scale,
+            n_group,
+            n_group_used,
+            n_score,
+        } => {
+            let [n_group, n_used, n_score] =
+                [*n_group, *n_group_used, *n_score].map(|n| n as usize);
+            (k, gating, normalise, scale, RouterGroups { n_group, n_used, n_score })
+        }
+        _ => return Err(Error::invalid("not a router")),
     };
     let n_expert = frame.row_len(*logits)?;
     let gating = match gating {
@@ -74,7 +94,7 @@ pub(super) fn router(frame: &Frame<'_>, op: &Op) -> Result<()> {
     };
     let bias = bias.first().map(|id| frame.f32s(*id)).transpose()?;
     let (k, normalise, scale) = (*k as usize, *normalise, *scale);
-    let router = Router { n_expert, k, gating, normalise, scale, bias };
+    let router = Router { n_expert, k, gating, normalise, scale, bias, groups };
     let logits = frame.f32s(*logits)?;
     let (ids, weights) = (frame.i32s_mut(*ids)?, frame.f32s_mut(*weights)?);
     // SAFETY: i32 and u32 have the same size and alignment, and every pattern is valid for both.

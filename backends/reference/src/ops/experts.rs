@@ -4,7 +4,7 @@ use super::matmul::dot;
 use super::rows::top_k;
 use crate::values::zeros;
 use crate::weight::Matrix;
-use tegula_sdk::program::RouterGating;
+use tegula_sdk::program::{Router, RouterGating, RouterGroups};
 use tegula_sdk::{Error, Result};
 
 /// `x W_e^T + bias_e` for the experts `ids` of each row, `k` side by side. `x` has one row of `n_in` for all of a row's experts, or one for
@@ -51,20 +51,13 @@ pub(crate) fn matmul(
     Ok(out)
 }
 
-/// How experts are chosen and weighed.
-pub(crate) struct Router {
-    pub(crate) k: u32,
-    pub(crate) gating: RouterGating,
-    pub(crate) normalise: bool,
-    pub(crate) scale: f32,
-}
-
 /// Ids and weights of the experts of each row of `logits`.
 pub(crate) fn router(
     logits: &[f32],
     bias: Option<&[f32]>,
     n_expert: usize,
     router: &Router,
+    groups: RouterGroups,
 ) -> Result<(Vec<i32>, Vec<f32>)> {
     let k = router.k as usize;
     let n = (logits.len() / n_expert * k) as u64;
@@ -85,7 +78,18 @@ pub(crate) fn router(
         for (i, (score, p)) in scores.iter_mut().zip(&p).enumerate() {
             *score = (p + bias.map_or(0.0, |bias| f64::from(bias[i]))) as f32;
         }
-        ids.copy_from_slice(&top_k(&scores, n_expert, k)?.0);
+        // Of the experts that are searched, in order, so that the first of equals is the first of all.
+        let searched = searched(&scores, groups)?;
+        let mut theirs: Vec<f32> = zeros(searched.len() as u64)?;
+        for (score, expert) in theirs.iter_mut().zip(&searched) {
+            *score = scores[*expert];
+        }
+        let best = top_k(&theirs, theirs.len(), k)?.0;
+        for (id, nth) in ids.iter_mut().zip(best) {
+            let expert = searched[nth.unsigned_abs() as usize];
+            *id = i32::try_from(expert)
+                .map_err(|_| Error::invalid(format!("expert {expert} does not fit an id")))?;
+        }
         for (chosen, id) in chosen.iter_mut().zip(&*ids) {
             *chosen = p[id.unsigned_abs() as usize];
         }
@@ -98,6 +102,26 @@ pub(crate) fn router(
         }
     }
     Ok((ids, weights))
+}
+
+/// The experts of the best groups by the sum of a group's best scores, in order.
+fn searched(scores: &[f32], groups: RouterGroups) -> Result<Vec<usize>> {
+    let [n_group, n_used, n_score] =
+        [groups.n_group, groups.n_group_used, groups.n_score].map(|n| n as usize);
+    let len = scores.len() / n_group;
+    let mut of_groups: Vec<f32> = zeros(n_group as u64)?;
+    for (sum, group) in of_groups.iter_mut().zip(scores.chunks_exact(len)) {
+        let best = top_k(group, len, n_score)?.1;
+        let number = |x: &f32| if x.is_nan() { f64::NEG_INFINITY } else { f64::from(*x) };
+        *sum = best.iter().map(number).sum::<f64>() as f32;
+    }
+    let mut used = top_k(&of_groups, n_group, n_used)?.0;
+    used.sort_unstable();
+    let experts = |group: i32| {
+        let first = group.unsigned_abs() as usize * len;
+        first..first + len
+    };
+    Ok(used.into_iter().flat_map(experts).collect())
 }
 
 fn softmax(x: &mut [f64]) {

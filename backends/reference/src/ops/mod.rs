@@ -11,7 +11,7 @@ mod rows;
 mod state;
 
 use crate::values::Values;
-use tegula_sdk::program::{Op, OpKind, Rope, ValueId};
+use tegula_sdk::program::{Op, OpKind, Rope, Router, RouterGroups, ValueId};
 use tegula_sdk::{Error, Result};
 
 /// An op with the values of a run.
@@ -125,11 +125,20 @@ pub(crate) fn run(values: &Values<'_>, op: &Op) -> Result<()> {
             args.put(&experts::matmul(&args.f32s(0)?, weight, &ids, bias, (n_expert, k))?)
         }
         OpKind::RouterTopk { k, gating, normalise, scale } => {
-            let (router, n) = (experts::Router { k, gating, normalise, scale }, args.row_len(0)?);
-            let (logits, bias) = (args.f32s(0)?, args.opt_f32s(1)?);
-            let (ids, weights) = experts::router(&logits, bias.as_deref(), n, &router)?;
-            values.put_i32s(args.output(0)?, &ids)?;
-            values.put_f32s(args.output(1)?, &weights)
+            let groups = RouterGroups { n_group: 1, n_group_used: 1, n_score: 1 };
+            run_router(&args, &Router { k, gating, normalise, scale }, groups)
+        }
+        OpKind::RouterTopkGrouped {
+            k,
+            gating,
+            normalise,
+            scale,
+            n_group,
+            n_group_used,
+            n_score,
+        } => {
+            let groups = RouterGroups { n_group, n_group_used, n_score };
+            run_router(&args, &Router { k, gating, normalise, scale }, groups)
         }
         OpKind::CombineExperts => {
             let k = args.row_len(1)?;
@@ -160,11 +169,26 @@ pub(crate) fn run(values: &Values<'_>, op: &Op) -> Result<()> {
             let [group, begin, len] = [group, begin, len].map(|n| n as usize);
             args.put(&rows::slice(&args.f32s(0)?, group, begin, len)?)
         }
+        OpKind::ConcatGroups { group_a, group_b } => {
+            let (a, b) = (args.f32s(0)?, args.f32s(1)?);
+            let (row_a, row_b) = (args.row_len(0)?, args.row_len(1)?);
+            let [group_a, group_b] = [group_a, group_b].map(|n| n as usize);
+            args.put(&rows::concat_groups((&a, row_a, group_a), (&b, row_b, group_b))?)
+        }
         OpKind::GluClamped { alpha, limit } => {
             let up = args.f32s(1)?;
             args.map(|gate| elementwise::glu_clamped(alpha, limit, gate, &up))
         }
     }
+}
+
+/// A router whose experts are one group searches them all.
+fn run_router(args: &Args<'_, '_>, router: &Router, groups: RouterGroups) -> Result<()> {
+    let (logits, bias) = (args.f32s(0)?, args.opt_f32s(1)?);
+    let n = args.row_len(0)?;
+    let (ids, weights) = experts::router(&logits, bias.as_deref(), n, router, groups)?;
+    args.values.put_i32s(args.output(0)?, &ids)?;
+    args.values.put_f32s(args.output(1)?, &weights)
 }
 
 fn run_rope(args: &Args<'_, '_>) -> Result<()> {

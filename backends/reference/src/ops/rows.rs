@@ -23,6 +23,24 @@ pub(crate) fn concat(a: &[f32], p: usize, b: &[f32], q: usize) -> Result<Vec<f32
     Ok(out)
 }
 
+/// For every group of a row `p` columns of `a`, then `q` of `b`. Rows are of `row_a` and `row_b`; an `a` of one group serves them all.
+pub(crate) fn concat_groups(
+    (a, row_a, p): (&[f32], usize, usize),
+    (b, row_b, q): (&[f32], usize, usize),
+) -> Result<Vec<f32>> {
+    let n_groups = (b.len() / q) as u64;
+    let mut out: Vec<f32> = zeros(n_groups.saturating_mul((p + q) as u64))?;
+    let rows = a.chunks_exact(row_a).zip(b.chunks_exact(row_b));
+    for ((a, b), out) in rows.zip(out.chunks_exact_mut(row_b / q * (p + q))) {
+        let groups = a.chunks_exact(p).cycle().zip(b.chunks_exact(q));
+        for ((a, b), out) in groups.zip(out.chunks_exact_mut(p + q)) {
+            out[..p].copy_from_slice(a);
+            out[p..].copy_from_slice(b);
+        }
+    }
+    Ok(out)
+}
+
 /// Row `rows[i]` of `x` for every i.
 pub(crate) fn gather(x: &[f32], row_len: usize, rows: &[i32]) -> Result<Vec<f32>> {
     let mut out: Vec<f32> = zeros((rows.len() as u64).saturating_mul(row_len as u64))?;

@@ -162,9 +162,18 @@ impl<'a> Interp<'a> {
             OpKind::GatedDelta { state_layer, .. } => {
                 gated_delta(&mut self.state[state_layer as usize], &op.kind, &inputs)
             }
-            OpKind::MatmulExperts { .. } | OpKind::RouterTopk { .. } | OpKind::CombineExperts => {
-                unreachable!("done above")
+            OpKind::ConcatGroups { group_a: p, group_b: q } => {
+                let rows = x.rows().zip(inputs[1].rows()).map(|(a, b)| {
+                    // An a of one group serves all.
+                    let groups = a.chunks_exact(p as usize).cycle().zip(b.chunks_exact(q as usize));
+                    groups.flat_map(|(a, b)| [a, b].concat()).collect()
+                });
+                Mat::from_rows(inputs[1].n / q as usize * (p + q) as usize, rows)
             }
+            OpKind::MatmulExperts { .. }
+            | OpKind::RouterTopk { .. }
+            | OpKind::RouterTopkGrouped { .. }
+            | OpKind::CombineExperts => unreachable!("done above"),
             OpKind::Argmax => greatest(x, 1).0,
             OpKind::TopK { k } => {
                 let (ids, values) = greatest(x, k as usize);
@@ -352,7 +361,8 @@ fn experts(op: &Op, inputs: &[&Mat]) -> Option<Vec<Mat>> {
             };
             Some(vec![Mat::from_rows(ids.n * n_rows, x.rows().zip(ids.rows()).map(row))])
         }
-        OpKind::RouterTopk { k, gating, normalise, scale } => {
+        OpKind::RouterTopk { k, gating, normalise, scale }
+        | OpKind::RouterTopkGrouped { k, gating, normalise, scale, .. } => {
             let (mut ids, mut weights) = (Vec::new(), Vec::new());
             for row in x.rows() {
                 let mut p = row.to_vec();
@@ -365,7 +375,20 @@ fn experts(op: &Op, inputs: &[&Mat]) -> Option<Vec<Mat>> {
                 }
                 let biased = p.iter().enumerate();
                 let biased = biased.map(|(i, p)| p + inputs.get(1).map_or(0.0, |b| b.data[i]));
-                let scores = Mat { n: p.len(), data: biased.collect() };
+                let mut scores = Mat { n: p.len(), data: biased.collect() };
+                if let OpKind::RouterTopkGrouped { n_group, n_group_used, n_score, .. } = op.kind {
+                    let len = p.len() / n_group as usize;
+                    let groups = Mat { n: len, data: scores.data.clone() };
+                    let sums = greatest(&groups, n_score as usize).1;
+                    let sums = sums.rows().map(|best| best.iter().sum()).collect();
+                    let sums = Mat { n: n_group as usize, data: sums };
+                    let used = greatest(&sums, n_group_used as usize).0.data;
+                    for (i, score) in scores.data.iter_mut().enumerate() {
+                        if !used.contains(&((i / len) as f64)) {
+                            *score = f64::NEG_INFINITY;
+                        }
+                    }
+                }
                 let chosen = greatest(&scores, k as usize).0.data;
                 let mut w: Vec<f64> = chosen.iter().map(|e| p[*e as usize]).collect();
                 if gating == RouterGating::SoftmaxSelected {

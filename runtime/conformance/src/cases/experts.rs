@@ -6,7 +6,7 @@ use crate::bounds::{ACTIVATION, ELEMENTWISE, MATMUL, MATMUL_BLOCKS};
 use crate::case::{Case, Step, WeightData};
 use crate::data::{Rng, f32_bytes, f32s, i32_bytes, i32s};
 use crate::rounding::Weights;
-use tegula_program::{DType, Dim, ProgramBuilder, Router, RouterGating};
+use tegula_program::{DType, Dim, ProgramBuilder, Router, RouterGating, RouterGroups};
 
 pub(crate) fn cases() -> Result<Vec<Case>> {
     let mut out = Vec::new();
@@ -153,8 +153,41 @@ fn routers(out: &mut Vec<Case>) -> Result<()> {
         // All equal: the first ones are chosen. Far apart: all weight on one.
         out.push(router_case("equal", 16, router, false, 0.0)?);
         out.push(router_case("far apart", 16, router, false, 60.0)?);
+        for (has_bias, scale) in [(false, 4.0), (true, 4.0), (false, 0.0)] {
+            out.push(grouped_case((160, 6), (8, 3, 1), gating, has_bias, scale)?);
+            out.push(grouped_case((256, 8), (8, 4, 2), gating, has_bias, scale)?);
+            out.push(grouped_case((12, 4), (6, 2, 2), gating, has_bias, scale)?);
+        }
     }
     Ok(())
+}
+
+/// `k` of the experts of `used` of `n_group` groups, whose scores are the sums of their `n_score` best.
+fn grouped_case(
+    (n_expert, k): (u64, u32),
+    (n_group, n_group_used, n_score): (u32, u32, u32),
+    gating: RouterGating,
+    has_bias: bool,
+    scale: f32,
+) -> Result<Case> {
+    let name = format!(
+        "router_topk_grouped/{gating:?}/{k} of {n_expert}, {n_group_used} of {n_group} groups by {n_score}{}{}",
+        if has_bias { ", biased" } else { "" },
+        if scale == 0.0 { ", equal" } else { "" },
+    );
+    let mut rng = Rng::of(&name);
+    let mut b = ProgramBuilder::new(&name);
+    let logits = tokens_by(&mut b, "logits", n_expert);
+    let bias = has_bias.then(|| b.weight("bias", DType::F32, &[n_expert]));
+    let router = Router { k, gating, normalise: true, scale: 2.5 };
+    let groups = RouterGroups { n_group, n_group_used, n_score };
+    let (ids, weights) = b.router_topk_grouped(logits, bias, router, groups);
+    b.output("ids", ids);
+    b.output("weights", weights);
+    let mut case = Case::new(&name, b.finish()?, ACTIVATION);
+    case.weights.extend(bias.map(|_| f32_weight(&mut rng, "bias", n_expert, 1.0)));
+    case.steps = steps(&mut rng, &[n_expert], scale);
+    Ok(case)
 }
 
 fn router_case(

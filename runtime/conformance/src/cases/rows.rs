@@ -29,6 +29,15 @@ pub(crate) fn cases() -> Result<Vec<Case>> {
         let name = format!("concat/{p} and {q}");
         out.push(simple(&name, COPY, (&[p, q], 3.0), &[], |b, x, _| vec![b.concat(x[0], x[1])])?);
     }
+    for (n_a, p, n, q) in
+        [(1u64, 1u32, 1u64, 1u32), (4, 16, 4, 32), (1, 64, 16, 128), (67, 2, 67, 1), (1, 7, 9, 33)]
+    {
+        let name = format!("concat_groups/{n_a} times {p} and {n} times {q}");
+        let rows = [n_a * u64::from(p), n * u64::from(q)];
+        out.push(simple(&name, COPY, (&rows, 3.0), &[], |b, x, _| {
+            vec![b.concat_groups(x[0], p, x[1], q)]
+        })?);
+    }
     for row in [1, 33, 4097] {
         out.push(gather(row)?);
     }

@@ -17,6 +17,47 @@ pub enum Gating {
     SoftmaxSelected,
 }
 
+/// Experts by groups of neighbours, of which the best are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterGroups {
+    /// Groups; divides the number of experts.
+    pub n_group: usize,
+    /// Groups that are searched.
+    pub n_used: usize,
+    /// A group's score is the sum of so many of its best.
+    pub n_score: usize,
+}
+
+impl RouterGroups {
+    /// All experts are searched.
+    pub const ONE: Self = Self { n_group: 1, n_used: 1, n_score: 1 };
+
+    /// Leaves the scores of the searched groups at the start of `scores`, in order. `sums` has an element for each group, `used` gets the
+    /// numbers of the searched ones. Gives how many scores are left.
+    fn search(&self, scores: &mut [f32], sums: &mut [f32], used: &mut [f32]) -> usize {
+        let len = scores.len() / self.n_group;
+        for (sum, group) in sums.iter_mut().zip(scores.chunks_exact(len)) {
+            let best = |i: &usize| rank(group, *i) < self.n_score;
+            let total: f64 = (0..len).filter(best).map(|i| f64::from(group[i])).sum();
+            *sum = if total.is_nan() { f32::NEG_INFINITY } else { total as f32 };
+        }
+        let mut n = 0;
+        for group in (0..self.n_group).filter(|group| rank(sums, *group) < self.n_used) {
+            scores.copy_within(group * len..(group + 1) * len, n * len);
+            // A number of a group is far below 2^24.
+            used[n] = group as f32;
+            n += 1;
+        }
+        n * len
+    }
+}
+
+/// How many elements come before element i: the greater ones, and of equals the earlier ones.
+fn rank(x: &[f32], i: usize) -> usize {
+    let before = |(j, y): (usize, &f32)| *y > x[i] || (*y == x[i] && j < i);
+    x.iter().enumerate().filter(|other| before(*other)).count()
+}
+
 /// How experts are chosen and weighed.
 #[derive(Clone, Copy, Debug)]
 pub struct Router<'a> {
@@ -32,6 +73,8 @@ pub struct Router<'a> {
     pub scale: f32,
     /// `[n_expert]`, added for the choice alone.
     pub bias: Option<&'a [f32]>,
+    /// Which experts are searched.
+    pub groups: RouterGroups,
 }
 
 fn softmax(x: &mut [f64]) {
@@ -42,9 +85,9 @@ fn softmax(x: &mut [f64]) {
 }
 
 impl Router<'_> {
-    /// f32 of scratch of one thread: probabilities in f64, scores, and those of the chosen.
+    /// f32 of scratch of one thread: probabilities in f64, scores, those of the chosen and those of groups.
     pub fn scratch_len(n_expert: usize) -> usize {
-        n_expert.saturating_mul(6).saturating_add(2)
+        n_expert.saturating_mul(8).saturating_add(2)
     }
 
     /// One row.
@@ -63,7 +106,9 @@ impl Router<'_> {
             std::slice::from_raw_parts_mut(p.as_mut_ptr().cast::<f64>(), 2 * self.n_expert)
         };
         let (p, chosen) = p.split_at_mut(self.n_expert);
-        let (scores, chosen) = (&mut scores[..self.n_expert], &mut chosen[..self.k]);
+        let (scores, of_groups) = scores.split_at_mut(self.n_expert);
+        let (sums, used) = of_groups.split_at_mut(self.groups.n_group);
+        let chosen = &mut chosen[..self.k];
         p.iter_mut().zip(logits).for_each(|(p, logit)| *p = f64::from(*logit));
         match self.gating {
             Gating::Softmax => softmax(p),
@@ -77,7 +122,18 @@ impl Router<'_> {
                 *score = f32::NEG_INFINITY;
             }
         }
-        kernels.top_k(scores, weights, ids)?;
+        if self.groups.n_used < self.groups.n_group {
+            let n = self.groups.search(scores, sums, used);
+            kernels.top_k(&scores[..n], weights, ids)?;
+            let len = self.n_expert / self.groups.n_group;
+            for id in ids.iter_mut() {
+                let at = *id as usize;
+                // Less than the number of experts, whose ids are 32 bits.
+                *id = (used[at / len] as usize * len + at % len) as u32;
+            }
+        } else {
+            kernels.top_k(scores, weights, ids)?;
+        }
         for (chosen, id) in chosen.iter_mut().zip(&*ids) {
             *chosen = p[*id as usize];
         }
@@ -151,6 +207,19 @@ impl Kernels {
                 what: "k",
                 got: k,
                 allowed: "it must be positive and at most the number of experts",
+            });
+        }
+        let RouterGroups { n_group, n_used, n_score } = router.groups;
+        let len = n_expert.checked_div(n_group).filter(|len| len * n_group == n_expert);
+        let fits = |len: usize| {
+            (1..=n_group).contains(&n_used) && (1..=len).contains(&n_score) && k <= n_used * len
+        };
+        if !len.is_some_and(fits) {
+            return Err(KernelError::Shape {
+                kernel: KERNEL,
+                what: "n_group",
+                got: n_group,
+                allowed: "it must divide the number of experts, and the searched groups must hold k of them",
             });
         }
         let n = logits.len() / n_expert;
