@@ -43,6 +43,11 @@ impl<'a> Graph<'a> {
         Self { ops, tokens, positions, output_rows, tensors, options, fault: None }
     }
 
+    /// Positions that a sequence has at most, where that is known.
+    pub(crate) fn n_ctx(&self) -> Option<u32> {
+        self.options.n_ctx
+    }
+
     /// Whether the file has the tensor.
     pub(crate) fn has(&self, tensor: &str) -> bool {
         self.tensors.has(tensor)
@@ -95,6 +100,13 @@ impl<'a> Graph<'a> {
     pub(crate) fn rms_norm(&mut self, x: ValueId, name: &str, norm: Norm) -> ValueId {
         let weight = self.vector(&format!("{name}.weight"), norm.n);
         self.ops.rms_norm(x, Some(weight), norm)
+    }
+
+    /// `(x - mean) / sd * {name}.weight`, plus `{name}.bias` where the file has it.
+    pub(crate) fn layer_norm(&mut self, x: ValueId, name: &str, norm: Norm) -> ValueId {
+        let weight = self.vector(&format!("{name}.weight"), norm.n);
+        let bias = self.vector_if_present(&format!("{name}.bias"), norm.n);
+        self.ops.layer_norm(x, weight, bias, norm)
     }
 
     /// The KV cache of a layer, with the types that were asked for.

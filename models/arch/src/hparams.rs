@@ -168,19 +168,45 @@ pub(crate) struct Hparams {
     pub(crate) head_dim_v: u32,
     /// Elements of a head that rope turns.
     pub(crate) n_rot: u32,
-    pub(crate) rms_eps: f32,
+    /// Added before a norm's root.
+    pub(crate) norm_eps: f32,
     /// One entry per layer, at least one.
     pub(crate) layers: Vec<LayerHparams>,
 }
 
+/// How an architecture's files differ from the most common form, which is the default.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Form {
+    /// The key of [`Hparams::norm_eps`].
+    pub(crate) eps_key: &'static str,
+    /// Layers may have no heads of keys and values: they do not attend.
+    pub(crate) layers_without_kv: bool,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Self { eps_key: "attention.layer_norm_rms_epsilon", layers_without_kv: false }
+    }
+}
+
+impl Form {
+    /// Norms that subtract the mean.
+    pub(crate) const LAYER_NORM: Self =
+        Self { eps_key: "attention.layer_norm_epsilon", layers_without_kv: false };
+}
+
 impl Hparams {
     pub(crate) fn read(keys: &Keys<'_>) -> Result<Self, ArchError> {
+        Self::read_as(keys, Form::default())
+    }
+
+    pub(crate) fn read_as(keys: &Keys<'_>, form: Form) -> Result<Self, ArchError> {
         keys.refuse_unsupported()?;
         let n_layer = keys.u32("block_count", N_LAYER)?;
         let n_embd = keys.u32("embedding_length", N_EMBD)?;
         let n_ctx_train = keys.u32("context_length", 1..=u32::MAX)?;
-        let rms_eps = keys.f32("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
-        let layers = Self::read_layers(keys, n_layer)?;
+        let norm_eps = keys.f32(form.eps_key, 0.0..=1.0)?;
+        let layers = Self::read_layers(keys, n_layer, form.layers_without_kv)?;
         let head_dim_k = Self::head_dim(keys, "attention.key_length", n_embd, &layers)?;
         let head_dim_v = Self::head_dim(keys, "attention.value_length", n_embd, &layers)?;
         let n_rot = keys.opt_u32("rope.dimension_count", 1..=head_dim_k)?.unwrap_or(head_dim_k);
@@ -192,10 +218,14 @@ impl Hparams {
             ));
         }
         let n_vocab = Self::n_vocab(keys, n_embd)?;
-        Ok(Self { n_vocab, n_ctx_train, n_embd, head_dim_k, head_dim_v, n_rot, rms_eps, layers })
+        Ok(Self { n_vocab, n_ctx_train, n_embd, head_dim_k, head_dim_v, n_rot, norm_eps, layers })
     }
 
-    fn read_layers(keys: &Keys<'_>, n_layer: u32) -> Result<Vec<LayerHparams>, ArchError> {
+    fn read_layers(
+        keys: &Keys<'_>,
+        n_layer: u32,
+        without_kv: bool,
+    ) -> Result<Vec<LayerHparams>, ArchError> {
         let required = |key: &str, range| {
             let missing = || keys.bad(key, "absent", "the architecture needs it");
             keys.per_layer(key, n_layer, range)?.ok_or_else(missing)
@@ -208,13 +238,15 @@ impl Hparams {
                 .unwrap_or_else(|| vec![n_ff; n_layer as usize]),
             None => required("feed_forward_length", N_FF)?,
         };
-        let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, N_HEAD)?;
+        let n_head_kv_min = if without_kv { 0 } else { *N_HEAD.start() };
+        let range = n_head_kv_min..=*N_HEAD.end();
+        let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, range)?;
         // Without the key every query head has its own keys.
         let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
         let layers = n_head.iter().zip(&n_head_kv).zip(&n_ff);
         layers
             .map(|((&n_head, &n_head_kv), &n_ff)| {
-                if n_head.is_multiple_of(n_head_kv) {
+                if n_head_kv == 0 || n_head.is_multiple_of(n_head_kv) {
                     return Ok(LayerHparams { n_head, n_head_kv, n_ff });
                 }
                 let allowed = format!("it must divide the {n_head} heads of queries");
@@ -267,7 +299,7 @@ impl Hparams {
 
     /// The norm over a whole row of the residual stream.
     pub(crate) fn norm(&self) -> Norm {
-        Norm { eps: self.rms_eps, n: self.n_embd }
+        Norm { eps: self.norm_eps, n: self.n_embd }
     }
 
     /// Scores are divided by the root of the length of a head, so that their variance does not grow with it.

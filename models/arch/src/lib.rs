@@ -30,6 +30,7 @@ mod models;
 mod registry;
 mod rope;
 mod tensors;
+mod window;
 
 pub use error::ArchError;
 pub use model::{Model, ModelInfo, ProgramOptions, Results, load};

@@ -71,11 +71,14 @@ pub struct ProgramOptions {
     pub dtype_v: DType,
     /// What the program gives back.
     pub results: Results,
+    /// Positions that a sequence has at most; `None` where that is not known, which counts as all that the model was trained on.
+    /// It matters to models whose rope is another one for long contexts.
+    pub n_ctx: Option<u32>,
 }
 
 impl Default for ProgramOptions {
     fn default() -> Self {
-        Self { dtype_k: DType::F16, dtype_v: DType::F16, results: Results::Logits }
+        Self { dtype_k: DType::F16, dtype_v: DType::F16, results: Results::Logits, n_ctx: None }
     }
 }
 
@@ -105,7 +108,7 @@ pub fn load(gguf: &Gguf) -> Result<Model, ArchError> {
 
     // Heads of any length can be stored as F32, so that only the file's own faults show here.
     let options =
-        ProgramOptions { dtype_k: DType::F32, dtype_v: DType::F32, results: Results::Logits };
+        ProgramOptions { dtype_k: DType::F32, dtype_v: DType::F32, ..ProgramOptions::default() };
     let tensors = tensors_of(&build(arch, &*architecture, &table, &options)?);
     let name = metadata.opt_str("general.name")?.map(clip);
     let info = info(arch, name, &*architecture, &tensors);

@@ -25,11 +25,22 @@ pub(crate) trait Architecture: Debug + Send + Sync {
 
 type Read = fn(&Keys<'_>) -> Result<Box<dyn Architecture>, ArchError>;
 
-const ARCHITECTURES: [(&str, Read); 11] = [
+const ARCHITECTURES: [(&str, Read); 24] = [
+    ("cohere2", models::cohere::read_2),
+    ("command-r", models::cohere::read),
+    ("deepseek2", models::deepseek2::read),
+    ("gemma2", models::gemma2::read),
     ("gemma3", models::gemma3::read),
     ("gemma4", models::gemma4::read),
+    ("glm4", models::glm4::read),
     ("gpt-oss", models::gpt_oss::read),
+    ("granite", models::granite::read),
+    ("granitemoe", models::granite::read_moe),
+    ("lfm2", models::lfm2::read),
     ("llama", models::llama::read),
+    ("olmo2", models::olmo2::read),
+    ("olmoe", models::olmoe::read),
+    ("phi3", models::phi3::read),
     ("qwen2", models::qwen2::read),
     ("qwen2moe", models::qwen2::read_moe),
     ("qwen3", models::qwen3::read),
@@ -37,6 +48,8 @@ const ARCHITECTURES: [(&str, Read); 11] = [
     ("qwen35moe", models::qwen3next::read_35_moe),
     ("qwen3moe", models::qwen3::read_moe),
     ("qwen3next", models::qwen3next::read_next),
+    ("smollm3", models::smollm3::read),
+    ("starcoder2", models::starcoder2::read),
 ];
 
 /// The names that `general.architecture` may have.

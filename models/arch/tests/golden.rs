@@ -50,7 +50,12 @@ fn kl(expected: &[f64], got: &[f64]) -> f64 {
 }
 
 fn exact(results: Results) -> ProgramOptions {
-    ProgramOptions { dtype_k: DType::F32, dtype_v: DType::F32, results }
+    ProgramOptions {
+        dtype_k: DType::F32,
+        dtype_v: DType::F32,
+        results,
+        ..ProgramOptions::default()
+    }
 }
 
 /// The greatest KL over the prompt's rows, with the prompt fed in runs of these lengths and then the rest.
@@ -176,6 +181,43 @@ fn delta_nets() {
 #[test]
 fn gemma4() {
     check("gemma4");
+}
+
+#[test]
+fn llama_like() {
+    check("granite");
+    check("olmo2");
+    check("phithree");
+    check("smollm3");
+    check("starcoder2");
+}
+
+#[test]
+fn llama_like_with_experts() {
+    check("granitemoe");
+    check("olmoe");
+}
+
+#[test]
+fn norms_after() {
+    check("gemma2");
+    check("glm4");
+}
+
+#[test]
+fn side_by_side() {
+    check("cohere");
+    check("cohere2");
+}
+
+#[test]
+fn latent_attention() {
+    check("deepseek_v2");
+}
+
+#[test]
+fn short_convolutions() {
+    check("lfm2");
 }
 
 /// The published models, whose files lack keys that the tiny ones have. Some need 5 GiB of memory and a minute.

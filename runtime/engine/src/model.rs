@@ -67,6 +67,7 @@ fn plan_model(
         dtype_k: options.plan.dtype_k,
         dtype_v: options.plan.dtype_v,
         results: Results::Logits,
+        n_ctx: options.plan.n_ctx,
     })?;
     let mut devices = Vec::new();
     for entry in runtime.select(options.device.as_deref())? {

@@ -22,7 +22,20 @@ use tegula_e2e::{
 };
 
 /// The folders whose architectures are implemented.
-const CASES: [&str; 19] = [
+const CASES: [&str; 32] = [
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "gemma2",
+    "glm4",
+    "granite",
+    "granitemoe",
+    "lfm2",
+    "olmo2",
+    "olmoe",
+    "phithree",
+    "smollm3",
+    "starcoder2",
     "gemma4",
     "gpt_oss",
     "mixtral",

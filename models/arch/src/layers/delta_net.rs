@@ -19,7 +19,7 @@ const HEAD_DIM: std::ops::RangeInclusive<u32> = 1..=1 << 12;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeltaNet {
     n_embd: u32,
-    rms_eps: f32,
+    norm_eps: f32,
     /// Taps of the convolution.
     kernel: u32,
     heads: GatedDelta,
@@ -56,8 +56,8 @@ impl DeltaNet {
             // As attention's scores: so that their variance does not grow with the length of a key.
             scale: 1.0 / (head_dim_k as f32).sqrt(),
         };
-        let (n_embd, rms_eps) = (hparams.n_embd, hparams.rms_eps);
-        Ok(Self { n_embd, rms_eps, kernel, heads, beta_alpha_together })
+        let (n_embd, norm_eps) = (hparams.n_embd, hparams.norm_eps);
+        Ok(Self { n_embd, norm_eps, kernel, heads, beta_alpha_together })
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn delta_net(g: &mut Graph<'_>, il: u32, x: ValueId, net: &DeltaNet) 
     let decay = g.ops.mul(decay, a); // [n_tokens, n_head_v]
 
     let y = g.ops.gated_delta([q, k, v, decay, beta], *h); // [n_tokens, n_v]
-    let norm = Norm { eps: net.rms_eps, n: h.head_dim_v };
+    let norm = Norm { eps: net.norm_eps, n: h.head_dim_v };
     let y = g.rms_norm(y, &name("ssm_norm"), norm);
     let y = g.ops.glu(Activation::Silu, z, y);
     g.linear(y, &name("ssm_out"), [n_embd, v_rows], Bias::None)

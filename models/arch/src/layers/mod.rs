@@ -6,8 +6,8 @@ mod mlp;
 mod moe;
 mod output;
 
-pub(crate) use attention::{Attention, attention};
+pub(crate) use attention::{Attention, QkNorm, attention};
 pub(crate) use delta_net::{DeltaNet, delta_net};
-pub(crate) use mlp::{Mlp, mlp};
+pub(crate) use mlp::{Mlp, mlp, mlp_plain, mlp_together};
 pub(crate) use moe::{Gate, Moe, moe};
 pub(crate) use output::output;

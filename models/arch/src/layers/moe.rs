@@ -1,7 +1,7 @@
 //! Mixture of experts: a router sends each token to a few of many MLPs (Shazeer et al., "Outrageously Large Neural Networks"; Fedus et
 //! al., "Switch Transformers").
 
-use tegula_program::{Activation, Router, RouterGating, ValueId};
+use tegula_program::{Activation, Router, RouterGating, RouterGroups, ValueId};
 
 use crate::graph::{Bias, Graph};
 use crate::hparams::ExpertHparams;
@@ -26,13 +26,18 @@ pub(crate) struct Moe {
     pub(crate) gate: Gate,
     /// Of the router and of every expert.
     pub(crate) bias: Bias,
+    /// Added to what the experts are chosen by, and not to their weights: `exp_probs_b`, where the file has it.
+    pub(crate) selection_bias: bool,
+    /// Only the experts of the best groups are searched.
+    pub(crate) groups: Option<RouterGroups>,
 }
 
 impl Moe {
     /// The most common form: SiLU, softmax over all experts, weights divided by their sum.
     pub(crate) fn new(n_embd: u32, experts: ExpertHparams) -> Self {
         let (gating, gate) = (RouterGating::Softmax, Gate::Plain(Activation::Silu));
-        Self { n_embd, experts, gating, normalise: true, gate, bias: Bias::None }
+        let (bias, selection_bias, groups) = (Bias::None, false, None);
+        Self { n_embd, experts, gating, normalise: true, gate, bias, selection_bias, groups }
     }
 }
 
@@ -49,7 +54,12 @@ pub(crate) fn moe(g: &mut Graph<'_>, il: u32, x: ValueId, moe: &Moe) -> ValueId 
         normalise: e.normalise.unwrap_or(moe.normalise),
         scale: e.scale,
     };
-    let (ids, weights) = g.ops.router_topk(logits, None, router); // [n, n_used]
+    let bias = moe.selection_bias.then(|| name("exp_probs_b.bias"));
+    let bias = bias.and_then(|bias| g.vector_if_present(&bias, e.n_expert));
+    let (ids, weights) = match moe.groups {
+        None => g.ops.router_topk(logits, bias, router),
+        Some(groups) => g.ops.router_topk_grouped(logits, bias, router, groups),
+    }; // [n, n_used]
 
     let into = [n_expert, n_ff, n_embd];
     let gate = product(g, x, ids, &name("ffn_gate_exps"), into, moe.bias);

@@ -9,15 +9,14 @@
 //! - Scores are divided by the root of a head's length, in the 27B model (62 layers) of `n_embd / n_head`: it has no key of
 //!   its own in most files. `attention.scale` is used where a file has it.
 
-use tegula_gguf::Value;
 use tegula_program::{Activation, Rope, RopeStyle, ValueId};
 
 use crate::ArchError;
 use crate::graph::{Bias, Graph};
 use crate::hparams::{Hparams, Keys, LayerHparams};
-use crate::layers::{Attention, Mlp, attention, mlp, output};
+use crate::layers::{Attention, Mlp, QkNorm, attention, mlp, output};
 use crate::registry::Architecture;
-use crate::rope;
+use crate::{rope, window};
 
 const PERIOD_DEFAULT: u32 = 6;
 const N_LAYER_27B: usize = 62;
@@ -53,30 +52,15 @@ pub(crate) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> 
     let softcap = keys.f32_or("attn_logit_softcapping", 0.0..=1e6, 0.0)?;
     let softcap_final =
         keys.opt_f32("final_logit_softcapping", 0.0..=1e6)?.filter(|cap| *cap > 0.0);
-    let windows = read_windows(keys, &hparams)?;
+    let windows = window::read(keys, &hparams, PERIOD_DEFAULT, 0)?;
     Ok(Box::new(Gemma3 { hparams, rope, rope_windowed, scale, softcap, softcap_final, windows }))
-}
-
-fn read_windows(keys: &Keys<'_>, hparams: &Hparams) -> Result<Vec<u32>, ArchError> {
-    let window = keys.opt_u32("attention.sliding_window", 0..=u32::MAX)?.unwrap_or(0);
-    let n_layer = hparams.layers.len();
-    let key = "attention.sliding_window_pattern";
-    let windowed = if let Some(Value::Array(_)) = keys.metadata.get(&keys.full(key)) {
-        let pattern = keys.metadata.optional_per_layer::<bool>(&keys.full(key), n_layer)?;
-        pattern.unwrap_or_default()
-    } else {
-        // A period of 0 is no layer without a window.
-        let period = keys.opt_u32(key, 0..=u32::MAX)?.unwrap_or(PERIOD_DEFAULT);
-        (1..=n_layer).map(|nth| !nth.is_multiple_of(period as usize)).collect()
-    };
-    Ok(windowed.into_iter().map(|windowed| if windowed { window } else { 0 }).collect())
 }
 
 impl Gemma3 {
     fn attention_of(&self, layer: LayerHparams, window: u32) -> Attention {
         let rope = if window > 0 { self.rope_windowed } else { self.rope };
         Attention {
-            qk_norm_eps: Some(self.hparams.rms_eps),
+            qk_norm: QkNorm::Heads(self.hparams.norm_eps),
             scale: self.scale,
             softcap: self.softcap,
             window,
@@ -91,7 +75,7 @@ impl Architecture for Gemma3 {
     }
 
     fn window(&self) -> Option<u32> {
-        self.windows.iter().copied().filter(|window| *window > 0).min()
+        window::smallest(&self.windows)
     }
 
     fn hidden(&self, g: &mut Graph<'_>) -> ValueId {

@@ -102,7 +102,7 @@ impl Gemma4 {
 
         let from_x = g.linear(x, "per_layer_model_proj", [n, hp.n_embd.into()], Bias::None);
         let from_x = g.ops.scale(from_x, 1.0 / (hp.n_embd as f32).sqrt());
-        let norm = Norm { eps: hp.rms_eps, n: self.n_own };
+        let norm = Norm { eps: hp.norm_eps, n: self.n_own };
         let from_x = g.rms_norm(from_x, "per_layer_proj_norm", norm);
         let sum = g.ops.add(from_x, own);
         Some(g.ops.scale(sum, std::f32::consts::FRAC_1_SQRT_2))
@@ -121,7 +121,7 @@ impl Gemma4 {
             [self.hparams.n_embd, layer.n_head, layer.n_head_kv].map(u64::from);
         let [dim_k, dim_v] = [kind.head_dim_k, kind.head_dim_v].map(u64::from);
         let name = |part: &str| format!("blk.{il}.{part}");
-        let norm_k = Norm { eps: self.hparams.rms_eps, n: kind.head_dim_k };
+        let norm_k = Norm { eps: self.hparams.norm_eps, n: kind.head_dim_k };
         let factors = if is_windowed { None } else { rope_factors };
 
         let q = g.linear(x, &name("attn_q"), [n_head * dim_k, n_embd], Bias::None);

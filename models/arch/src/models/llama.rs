@@ -28,7 +28,7 @@ struct Llama {
 pub(crate) fn read(keys: &Keys<'_>) -> Result<Box<dyn Architecture>, ArchError> {
     let hparams = Hparams::read(keys)?;
     let experts = ExpertHparams::read(keys, &hparams)?;
-    let rope = rope::read(keys, RopeStyle::Adjacent, &hparams)?;
+    let rope = rope::read_with_factors(keys, RopeStyle::Adjacent, &hparams)?;
     let window = keys.opt_u32("attention.sliding_window", 0..=u32::MAX)?.unwrap_or(0);
     Ok(Box::new(Llama { hparams, experts, rope, window }))
 }
@@ -46,7 +46,7 @@ impl Architecture for Llama {
         let hp = &self.hparams;
         let norm = hp.norm();
         let table = g.matrix("token_embd.weight", [hp.n_vocab.into(), hp.n_embd.into()]);
-        let rope_factors = g.vector_if_present("rope_freqs.weight", hp.n_rot / 2);
+        let rope_factors = rope::factors(g, hp, &self.rope);
 
         let mut x = g.ops.embed(g.tokens, table); // [n_tokens, n_embd]
         for (il, layer) in hp.numbered_layers() {

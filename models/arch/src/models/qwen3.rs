@@ -6,7 +6,7 @@ use tegula_program::{Activation, Rope, RopeStyle, ValueId};
 use crate::ArchError;
 use crate::graph::{Bias, Graph};
 use crate::hparams::{ExpertHparams, Hparams, Keys};
-use crate::layers::{Attention, Mlp, Moe, attention, mlp, moe, output};
+use crate::layers::{Attention, Mlp, Moe, QkNorm, attention, mlp, moe, output};
 use crate::registry::Architecture;
 use crate::rope;
 
@@ -49,7 +49,7 @@ impl Architecture for Qwen3 {
         for (il, layer) in hp.numbered_layers() {
             g.ops.layer(Some(il));
             let plain = Attention::new(hp, layer, self.rope);
-            let how = Attention { qk_norm_eps: Some(hp.rms_eps), ..plain };
+            let how = Attention { qk_norm: QkNorm::Heads(hp.norm_eps), ..plain };
             let h = g.rms_norm(x, &format!("blk.{il}.attn_norm"), norm);
             let mut h = attention(g, il, h, &how);
             if hp.is_last(il) {

@@ -12,7 +12,9 @@ use tegula_program::{Activation, HeadOrder, Rope, RopeStyle, ValueId};
 use crate::ArchError;
 use crate::graph::{Bias, Graph};
 use crate::hparams::{ExpertHparams, Hparams, Keys};
-use crate::layers::{Attention, DeltaNet, Mlp, Moe, attention, delta_net, mlp, moe, output};
+use crate::layers::{
+    Attention, DeltaNet, Mlp, Moe, QkNorm, attention, delta_net, mlp, moe, output,
+};
 use crate::registry::Architecture;
 use crate::rope;
 
@@ -96,7 +98,7 @@ impl Architecture for Qwen3Next {
                 delta_net(g, il, h, &self.net)
             } else {
                 let plain = Attention::new(hp, layer, self.rope);
-                let how = Attention { qk_norm_eps: Some(hp.rms_eps), gated: true, ..plain };
+                let how = Attention { qk_norm: QkNorm::Heads(hp.norm_eps), gated: true, ..plain };
                 attention(g, il, h, &how)
             };
             if hp.is_last(il) {

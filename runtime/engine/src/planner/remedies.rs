@@ -158,6 +158,7 @@ impl Attempt<'_> {
             dtype_k: options.dtype_k,
             dtype_v: options.dtype_v,
             results: Results::Logits,
+            n_ctx: options.n_ctx,
         })?;
         let planner = Planner {
             runtime: self.runtime,
