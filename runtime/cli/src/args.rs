@@ -60,6 +60,10 @@ pub(crate) enum Command {
     Template(TemplateArgs),
     /// Show the logits that a model computes for token ids.
     Logits(LogitsArgs),
+    /// Measure how well a model predicts a text.
+    Perplexity(PerplexityArgs),
+    /// Measure how far a model's predictions are from those of another.
+    Kl(KlArgs),
     /// Try a plugin, and nothing else: what this command starts itself for.
     #[command(name = PROBE_ARGUMENT, hide = true)]
     Probe {
@@ -467,6 +471,52 @@ pub(crate) struct LogitsArgs {
     /// Evaluate the ids one by one, as generation does, not as one prompt
     #[arg(long)]
     pub(crate) one_by_one: bool,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
+}
+
+/// `tegula perplexity`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The text is cut into windows of -c tokens (512 where it is not given), one after the other; the second half of each is
+scored, each token by the logits before it. Figures compare with those of llama-perplexity at the same -c.
+The fields of --json: model, device, n_ctx, windows, tokens_scored, perplexity, perplexity_error (one standard
+deviation), nll and nll_error (of a token's negative log probability, in nats).")]
+pub(crate) struct PerplexityArgs {
+    /// The text, UTF-8; - is stdin
+    #[arg(index = 2, help_heading = None)]
+    pub(crate) file: PathBuf,
+    /// Score at most N windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) chunks: Option<u32>,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Loading")]
+    pub(crate) load: LoadArgs,
+}
+
+/// `tegula kl`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The windows are those of `tegula perplexity`; at each scored position KL(BASE || MODEL) is the distance, in nats, of the
+model's prediction from the base's. Both models are loaded, with the same options.
+The fields of --json: model, base, device, n_ctx, windows, tokens_scored, kl_mean, kl_mean_error, kl_median, kl_p90, kl_p99,
+kl_max, same_top (the share of positions with the same likeliest token), perplexity, perplexity_base, log_ratio and
+log_ratio_error (of the quotient of the two perplexities).")]
+pub(crate) struct KlArgs {
+    /// The model it is compared with, such as the original of a quantised file
+    #[arg(index = 2, help_heading = None)]
+    pub(crate) base: PathBuf,
+    /// The text, UTF-8
+    #[arg(index = 3, help_heading = None)]
+    pub(crate) file: PathBuf,
+    /// Score at most N windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) chunks: Option<u32>,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,

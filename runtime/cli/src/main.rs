@@ -11,6 +11,7 @@ mod download;
 mod hub;
 mod models;
 mod output;
+mod score;
 mod table;
 
 use args::{Cli, Command};
@@ -39,6 +40,8 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Template(args) => commands::template::run(args),
         Command::Logits(args) => commands::logits::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Kl(args) => commands::kl::run(args),
         Command::Probe { plugin } => {
             tegula_plugin::probe::run_child(plugin);
             Ok(())

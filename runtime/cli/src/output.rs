@@ -4,6 +4,7 @@ use crate::args::LoadArgs;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tegula::memory::units::format_size;
@@ -52,23 +53,34 @@ pub(crate) fn load(args: &LoadArgs, n_outputs: u32) -> Result<(Model, Duration)>
 
 /// The same with options that a command has made its own of.
 pub(crate) fn load_with(args: &LoadArgs, options: &ModelOptions) -> Result<(Model, Duration)> {
-    let path = crate::models::find(&args.model)?;
+    open(&runtime(&args.how.caps())?, &args.model, options)
+}
+
+/// A bar on stderr where that is a terminal.
+pub(crate) fn bar(len: u64, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template);
+    ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// A loaded model, of several in one runtime, and the time that loading took.
+pub(crate) fn open(
+    runtime: &Runtime,
+    model: &Path,
+    options: &ModelOptions,
+) -> Result<(Model, Duration)> {
+    let path = crate::models::find(model)?;
     let begin = Instant::now();
-    let bar = if std::io::stderr().is_terminal() {
-        let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::new(0).with_style(style)
-    } else {
-        ProgressBar::hidden()
-    };
-    let runtime = runtime(&args.how.caps())?;
-    let model = Model::open(&runtime, path, options, &mut |progress| {
+    let bar = bar(0, "loading {bar:40} {bytes}/{total_bytes}");
+    let model = Model::open(runtime, path, options, &mut |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
     });
     bar.finish_and_clear();
     let model = model?;
-    tell_lost(&runtime, &model);
+    tell_lost(runtime, &model);
     tell_limits(&model.plan().report, options);
     Ok((model, begin.elapsed()))
 }
