@@ -40,6 +40,14 @@ pub enum LayoutError {
         /// Bytes given.
         got: u64,
     },
+    /// The importances given are not those of the elements given.
+    #[error("{n_elements} elements have {got} importances; give one for each, or none")]
+    WrongImportance {
+        /// The elements of the row.
+        n_elements: u64,
+        /// Importances given.
+        got: u64,
+    },
     /// No encoder exists for the type.
     #[error("{dtype} cannot be encoded here; encodable types are {allowed}")]
     NotEncodable {

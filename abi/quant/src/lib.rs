@@ -2,12 +2,12 @@
 //!
 //! Everything that touches tensor bytes goes through this crate: the GGUF reader sizes tensors with
 //! [`DType::row_bytes`], backends decode with [`dequantize_row_fn`] or read blocks at the offsets in [`block`], and
-//! the KV cache encodes with [`quantize_row_fn`].
+//! the KV cache encodes with [`quantize_row_fn`], weights are encoded with [`fit_row_fn`].
 //!
 //! Decisions:
 //!
 //! - *Exact.* Decoding gives the bits of ggml's reference decoders, and encoding the bytes of its reference encoders.
-//!   Golden vectors in `tests/data` hold both to that.
+//!   Golden vectors in `tests/data` hold both to that. Encoding weights is another task: [`fit`] searches what loses least.
 //! - *Total.* Bytes and lengths are hostile input. No function here panics on any of them: the checked doors return
 //!   [`LayoutError`], the row functions work on the whole blocks that fit. There is no `unsafe`.
 //! - *Portable and plain.* Loops over fixed-size arrays that the compiler vectorises for the target. Kernels for
@@ -30,9 +30,9 @@
 //! | 9 | Q8_1 | 32 | 36 | 9 |  | Like `Q8_0` with the scaled sum of the block; an activation format, not a weight format |
 //! | 10 | Q2_K | 256 | 84 | 2.625 |  | 2-bit k-quant: 16 sub-blocks of 16 with 4-bit scales and minima |
 //! | 11 | Q3_K | 256 | 110 | 3.438 |  | 3-bit k-quant: 16 sub-blocks of 16 with 6-bit signed scales |
-//! | 12 | Q4_K | 256 | 144 | 4.5 |  | 4-bit k-quant: 8 sub-blocks of 32 with 6-bit scales and minima |
-//! | 13 | Q5_K | 256 | 176 | 5.5 |  | 5-bit k-quant: 8 sub-blocks of 32 with 6-bit scales and minima |
-//! | 14 | Q6_K | 256 | 210 | 6.562 |  | 6-bit k-quant: 16 sub-blocks of 16 with 8-bit signed scales |
+//! | 12 | Q4_K | 256 | 144 | 4.5 | weights | 4-bit k-quant: 8 sub-blocks of 32 with 6-bit scales and minima |
+//! | 13 | Q5_K | 256 | 176 | 5.5 | weights | 5-bit k-quant: 8 sub-blocks of 32 with 6-bit scales and minima |
+//! | 14 | Q6_K | 256 | 210 | 6.562 | weights | 6-bit k-quant: 16 sub-blocks of 16 with 8-bit signed scales |
 //! | 15 | Q8_K | 256 | 292 | 9.125 |  | 8-bit with an f32 scale and sums of 16; an activation format, not a weight format |
 //! | 16 | IQ2_XXS | 256 | 66 | 2.062 |  | 2.06 bits: grid of 256 rows of 8, 7-bit sign codes |
 //! | 17 | IQ2_XS | 256 | 74 | 2.312 |  | 2.31 bits: grid of 512 rows of 8, 7-bit sign codes |
@@ -66,6 +66,7 @@ mod bytes;
 mod dequantize;
 mod dtype;
 mod error;
+mod fit;
 mod floats;
 mod fp4;
 mod iq;
@@ -78,4 +79,5 @@ mod ternary;
 pub use dequantize::{DequantizeFn, dequantize, dequantize_row_fn};
 pub use dtype::DType;
 pub use error::LayoutError;
+pub use fit::{FitFn, fit, fit_row_fn};
 pub use quantize::{QuantizeFn, quantize, quantize_row_fn};

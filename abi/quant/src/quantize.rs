@@ -161,7 +161,7 @@ fn round_half_away(v: f32) -> i8 {
 
 /// Packs values below 16: element `j` in the low nibble of byte `j`, element `j + 16` in the high one.
 #[inline(always)]
-fn pack_nibbles(q: &[u8; 32], out: &mut [u8]) {
+pub(crate) fn pack_nibbles(q: &[u8; 32], out: &mut [u8]) {
     let (lows, highs) = q.split_at(16);
     for ((out, low), high) in out.iter_mut().zip(lows).zip(highs) {
         *out = low & 0x0f | high << 4;
@@ -170,7 +170,7 @@ fn pack_nibbles(q: &[u8; 32], out: &mut [u8]) {
 
 /// The fifth bits of values below 32, element 0 lowest.
 #[inline(always)]
-fn fifth_bits(q: &[u8; 32]) -> [u8; 4] {
+pub(crate) fn fifth_bits(q: &[u8; 32]) -> [u8; 4] {
     let mut out = [0; 4];
     for (out, eight) in out.iter_mut().zip(q.as_chunks::<8>().0) {
         for (q, mask) in eight.iter().zip(BIT_MASKS) {
@@ -191,7 +191,7 @@ fn levels(values: &[f32; 32], min: f32, id: f32, offset: f32, max: f32) -> [u8; 
 }
 
 #[inline(always)]
-fn put_f16<const B: usize>(block: &mut [u8; B], offset: usize, v: f32) {
+pub(crate) fn put_f16<const B: usize>(block: &mut [u8; B], offset: usize, v: f32) {
     let bytes = f32_to_f16(v).to_le_bytes();
     for (out, byte) in block.iter_mut().skip(offset).zip(bytes) {
         *out = byte;

@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Measure how far a model's predictions are from those of another.
     Kl(KlArgs),
+    /// Write a model file in smaller types.
+    Quantize(QuantizeArgs),
     /// Try a plugin, and nothing else: what this command starts itself for.
     #[command(name = PROBE_ARGUMENT, hide = true)]
     Probe {
@@ -522,4 +524,36 @@ pub(crate) struct KlArgs {
     pub(crate) json: bool,
     #[command(flatten, next_help_heading = "Loading")]
     pub(crate) load: LoadArgs,
+}
+
+/// `tegula quantize`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The source is of F32, F16, BF16 or Q8_0; of a split model, any shard, and one file is written. Scales are searched for each
+QuantBlock. q4_k_m and q5_k_m are mixes: half of attn_v and ffn_down, and the output matrix, get q6_k.
+Norms, biases, routers and convolutions stay as they are. `tegula kl` tells what was lost.
+
+Examples:
+  tegula quantize model-f16.gguf model-q4_k_m.gguf
+  tegula quantize model-f16.gguf model-q4_0.gguf --quant q4_0 --importance model.imatrix.gguf")]
+pub(crate) struct QuantizeArgs {
+    /// The model: a GGUF file, or the name of one in the cache folder
+    pub(crate) model: PathBuf,
+    /// The file to write
+    pub(crate) output: PathBuf,
+    /// q4_k_m, q5_k_m, or one type: q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, f16, bf16 or f32
+    #[arg(long, value_name = "QUANT", default_value = "q4_k_m")]
+    pub(crate) quant: Quant,
+    /// A file that tells how much each column matters, as llama-imatrix writes it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) importance: Option<PathBuf>,
+    /// Threads [default: the usable cores]
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) threads: Option<u32>,
+    /// Replace a file of that name
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// As JSON, with every tensor
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Kl(args) => commands::kl::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
         Command::Probe { plugin } => {
             tegula_plugin::probe::run_child(plugin);
             Ok(())

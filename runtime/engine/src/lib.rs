@@ -39,6 +39,7 @@ mod model;
 mod partition;
 mod planner;
 mod promises;
+pub mod requantize;
 mod runtime;
 mod sampler;
 pub mod selection;

@@ -70,13 +70,30 @@ impl Quant {
 
     /// The type of a matrix with rows of `n_in` elements. `layer` is `None` outside the layers.
     fn of_matrix(self, part: &str, layer: Option<u32>, shape: &Shape, n_in: u64) -> DType {
-        let is_output = part == "output" || (part == "token_embd" && shape.tied_embeddings);
+        self.of_tensor(part, layer, shape.n_layer, shape.tied_embeddings, n_in)
+    }
+
+    /// The same of a model with `n_layer` layers, whose embedding may be its output matrix too.
+    pub(crate) fn of_tensor(
+        self,
+        part: &str,
+        layer: Option<u32>,
+        n_layer: u32,
+        is_tied: bool,
+        n_in: u64,
+    ) -> DType {
+        let is_output = part == "output" || (part == "token_embd" && is_tied);
         let is_better = match part {
-            "attn_v" | "ffn_down" => layer.is_some_and(|layer| more_bits(layer, shape.n_layer)),
+            "attn_v" | "ffn_down" | "ffn_down_exps" | "ffn_down_shexp" => {
+                layer.is_some_and(|layer| more_bits(layer, n_layer))
+            }
             _ => is_output,
         };
         let wanted = match self {
             Self::Q4KM | Self::Q5KM if is_better => DType::Q6_K,
+            // Values are a part of it, and queries and keys with them.
+            Self::Q4KM if part == "attn_qkv" => DType::Q5_K,
+            Self::Q5KM if part == "attn_qkv" => DType::Q6_K,
             Self::Q4KM => DType::Q4_K,
             Self::Q5KM => DType::Q5_K,
             Self::Plain(dtype) if is_output && bits(dtype) < bits(DType::Q6_K) => DType::Q6_K,

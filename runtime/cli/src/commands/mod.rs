@@ -9,6 +9,7 @@ pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod template;
 pub(crate) mod tokenize;
