@@ -122,7 +122,7 @@ fn distances_grow_as_types_shrink() {
         println!("{quant}: KL mean {distance:.2e}");
         // Types of about the same bits may change places.
         assert!(distance > before * 0.7, "{quant}: {distance:e} after {before:e}");
-        assert!(distance < 0.05, "{quant}: {distance:e}");
+        assert!(distance < 0.2, "{quant}: {distance:e}");
         before = distance;
     }
 }
