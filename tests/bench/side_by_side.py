@@ -5,7 +5,7 @@
 target/release/tegula. Each pair runs both programs once, the one that goes first alternating; a figure is the median of the pairs'
 ratios, since these depend less on what else the machine does than either speed. Each program runs each case once before it counts.
 
-    python side_by_side.py MODEL.gguf [--pairs 7] [--prompt 512] [--generate 128] [--depth 0,4096] [--threads 2] [--busy 1] [--json]
+    python side_by_side.py MODEL.gguf [--pairs 7] [--prompt 512] [--generate 128] [--depth 0,4096] [--sequences 1,8] [--threads 2] [--busy 1] [--json]
 
 With --flash-attention both (the default) the peer runs each case with flash attention on and off, and its faster one counts.
 With --busy N, N busy loops run beside both. With --start, the time from starting the program to the first token of a prompt of 16 tokens is
@@ -26,11 +26,11 @@ TEGULA = ROOT / "target/release/tegula"
 
 
 def cases(args):
-    """(kind, tokens, depth) of each case, in the order in which `tegula bench` runs them."""
+    """(kind, tokens, depth, sequences) of each case, in the order in which `tegula bench` runs them."""
     out = []
     for depth in args.depth:
-        out += [("prompt", n, depth) for n in args.prompt if n]
-        out += [("generate", n, depth) for n in args.generate if n]
+        out += [("prompt", n, depth, 1) for n in args.prompt if n]
+        out += [("generate", n, depth, seqs) for seqs in args.sequences for n in args.generate if n]
     return out
 
 
@@ -43,10 +43,21 @@ class Peer:
         import llama_cpp
 
         self.c, self.api = ctypes, llama_cpp
-        n_ctx = max([n + depth for _, n, depth in cases(args)] + [64])
+        n_ctx = max([(n + depth) * seqs for _, n, depth, seqs in cases(args)] + [64])
+        n_seqs = max(args.sequences)
+        # The binding sets no number of sequences: its defaults are changed on the way.
+        defaults = llama_cpp.llama_context_default_params
+
+        def params():
+            out = defaults()
+            out.n_seq_max, out.kv_unified = n_seqs, True
+            return out
+
+        llama_cpp.llama_cpp.llama_context_default_params = llama_cpp.llama_context_default_params = params
         self.llm = llama_cpp.Llama(args.model, n_ctx=n_ctx, n_batch=2048, n_ubatch=512, n_threads=args.threads,
                                    n_threads_batch=args.threads, verbose=False, flash_attn=flash_attention)
         self.ctx = self.llm._ctx.ctx
+        self.batch = llama_cpp.llama_batch_init(n_seqs, 0, 1)
 
     def decode(self, ids):
         for begin in range(0, len(ids), 2048):
@@ -57,14 +68,27 @@ class Peer:
         self.api.llama_synchronize(self.ctx)
 
     def forget(self, depth):
-        self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.ctx), 0, depth, -1)
+        self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.ctx), -1, depth, -1)
 
-    def run(self, kind, n, depth):
+    def step(self, id, position, seqs):
+        """One token of each sequence, with logits."""
+        batch = self.batch
+        batch.n_tokens = seqs
+        for i in range(seqs):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = id, position, 1, 1
+            batch.seq_id[i][0] = i
+        if self.api.llama_decode(self.ctx, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        self.api.llama_synchronize(self.ctx)
+
+    def run(self, kind, n, depth, seqs):
         """Tokens a second of the first run and of the second."""
         ids = [(i * 7919) % 20000 + 300 for i in range(depth + n)]
         self.forget(0)
         if depth:
             self.decode(ids[:depth])
+            for seq in range(1, seqs):
+                self.api.llama_memory_seq_cp(self.api.llama_get_memory(self.ctx), 0, seq, -1, -1)
         rates = []
         for _ in range(2):
             self.forget(depth)
@@ -72,9 +96,9 @@ class Peer:
             if kind == "prompt":
                 self.decode(ids[depth:])
             else:
-                for id in ids[depth:]:
-                    self.decode([id])
-            rates.append(n / (time.perf_counter() - begin))
+                for position, id in enumerate(ids[depth:], depth):
+                    self.decode([id]) if seqs == 1 else self.step(id, position, seqs)
+            rates.append(n * seqs / (time.perf_counter() - begin))
         return rates
 
 
@@ -89,7 +113,7 @@ def peer(args):
     results = []
     for setting in settings:
         command = [sys.executable, __file__, args.model, "--peer", "--flash-attention", setting, "--threads", str(args.threads)]
-        for name in ("prompt", "generate", "depth"):
+        for name in ("prompt", "generate", "depth", "sequences"):
             command += [f"--{name}", ",".join(map(str, getattr(args, name)))]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         results.append(json.loads(out.splitlines()[-1]))
@@ -99,6 +123,7 @@ def peer(args):
 def ours(args):
     command = [str(TEGULA), "bench", args.model, "-r", "1", "--json", "-t", str(args.threads)]
     command += ["-p", ",".join(map(str, args.prompt)), "-n", ",".join(map(str, args.generate)), "-d", ",".join(map(str, args.depth))]
+    command += ["--sequences", ",".join(map(str, args.sequences))]
     command += ["--device", args.device] if args.device else []
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return [[case["first"], case["median"]] for case in report["cases"]]
@@ -164,6 +189,7 @@ def main():
     parser.add_argument("--prompt", type=numbers, default=[512])
     parser.add_argument("--generate", type=numbers, default=[128])
     parser.add_argument("--depth", type=numbers, default=[0])
+    parser.add_argument("--sequences", type=numbers, default=[1])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="ours")
@@ -184,11 +210,11 @@ def main():
             if args.start:
                 begun.append(starts(args))
             for case, a, b in zip(cases(args), *pairs[-1]):
-                print(f"pair {index + 1}: {case[0]} {case[1]} at depth {case[2]}: {a[1]:.1f} / {b[1]:.1f} = {a[1] / b[1]:.2f}",
+                print(f"pair {index + 1}: {case[0]} {case[1]} at depth {case[2]}, {case[3]} sequences: {a[1]:.1f} / {b[1]:.1f} = {a[1] / b[1]:.2f}",
                       file=sys.stderr, flush=True)
     rows = []
-    for number, (kind, n, depth) in enumerate(cases(args)):
-        name = f"{kind} {n} at depth {depth}"
+    for number, (kind, n, depth, seqs) in enumerate(cases(args)):
+        name = f"{kind} {n} at depth {depth}" + (f", {seqs} sequences" if seqs > 1 else "")
         rows.append(summary(name, [(a[number][1], b[number][1]) for a, b in pairs], "t/s"))
         if kind == "prompt":
             rows.append(summary(f"{name}, first run", [(a[number][0], b[number][0]) for a, b in pairs], "t/s"))

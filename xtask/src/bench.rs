@@ -72,10 +72,17 @@ fn peer(folder: &Path) -> Result<PathBuf> {
         process::clean(&python)
             .args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"])
             .args(["--no-binary", "llama-cpp-python", PEER])
-            .env("CMAKE_ARGS", "-DGGML_NATIVE=ON"),
+            .env("CMAKE_ARGS", "-DGGML_NATIVE=ON")
+            .envs(["CFLAGS", "CXXFLAGS"].map(|name| (name, flags()))),
     )?;
     if !is_there(&python) {
         bail!("{PEER} was installed into {}, but cannot be imported", folder.display());
     }
     Ok(python)
+}
+
+/// Compiler flags of the peer. Its code for AMX dies of an illegal instruction when gcc 12 builds it: that compiler does not see that the
+/// configuration of tiles is read from memory.
+fn flags() -> &'static str {
+    if cfg!(target_arch = "x86_64") { "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" } else { "" }
 }

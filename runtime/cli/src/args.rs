@@ -305,6 +305,9 @@ pub(crate) struct BenchArgs {
     /// Tokens that are in the KV cache before
     #[arg(short = 'd', long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
     pub(crate) depth: Vec<u32>,
+    /// Sequences that generate together, each as many tokens; t/s is that of all
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) sequences: Vec<u32>,
     /// Runs of each case
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,

@@ -143,17 +143,28 @@ impl HostValues {
         // read, and positions below the context.
         let signed = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
         self.tokens.clear();
-        self.tokens.extend(ubatch.tokens.iter().map(|id| signed(*id)));
         self.positions.clear();
-        self.positions.extend((ubatch.first_pos..).take(ubatch.tokens.len()).map(signed));
         self.rows.clear();
-        self.rows.extend(ubatch.rows.clone().map(signed));
+        for part in ubatch.parts {
+            let first = self.tokens.len();
+            let row = |row: usize| i32::try_from(first + row).unwrap_or(i32::MAX);
+            self.rows.extend(part.rows.clone().map(row));
+            self.tokens.extend(part.tokens.iter().map(|id| signed(*id)));
+            self.positions.extend((part.first_pos..).take(part.tokens.len()).map(signed));
+        }
     }
 }
 
-/// One ubatch of one sequence.
-#[derive(Debug, Clone)]
+/// Tokens that are run together.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Ubatch<'a> {
+    /// At most as many as the plan has sequences; their tokens and rows keep to its bounds too.
+    pub parts: &'a [Part<'a>],
+}
+
+/// One sequence's part of a ubatch.
+#[derive(Debug, Clone)]
+pub(crate) struct Part<'a> {
     /// Its tokens, at consecutive positions.
     pub tokens: &'a [u32],
     /// Position of the first.
@@ -162,8 +173,8 @@ pub(crate) struct Ubatch<'a> {
     pub blocks: &'a [u32],
     /// The sequence's slot of recurrent state; anything for a model without.
     pub state_slot: u32,
-    /// Rows whose logits are wanted.
-    pub rows: Range<u32>,
+    /// Of its tokens, those whose logits are wanted.
+    pub rows: Range<usize>,
 }
 
 impl Engine {
@@ -230,12 +241,12 @@ struct Kept<'a> {
 }
 
 impl StageRun {
-    fn run(
+    fn run<'a>(
         &self,
         queue: &mut Queue,
         scratch: &[Buffer],
         kept: Kept<'_>,
-        ubatch: &Ubatch<'_>,
+        ubatch: &Ubatch<'a>,
         host: &HostValues,
         made: &mut [Vec<f32>],
     ) -> Result<()> {
@@ -246,19 +257,27 @@ impl StageRun {
         let n_scratch = self.executable.memory().scratch.len();
         let scratch: Vec<BufferSpan<'_>> =
             scratch.iter().take(n_scratch).map(Buffer::whole).collect();
-        let n_tokens = u32::try_from(ubatch.tokens.len()).unwrap_or(u32::MAX);
-        let tables = [BlockTable { blocks: ubatch.blocks, first_pos: 0 }];
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let groups: Vec<&KvGroup> = kept.kv.into_iter().collect();
-        let seqs = [SeqSpan {
-            first_token: 0,
-            n_tokens,
-            first_pos: ubatch.first_pos,
-            tables: tables.get(..groups.len()).unwrap_or(&[]),
-            state_slot: ubatch.state_slot,
-        }];
+        let table = |part: &Part<'a>| BlockTable { blocks: part.blocks, first_pos: 0 };
+        let tables: Vec<[BlockTable<'_>; 1]> =
+            ubatch.parts.iter().map(|part| [table(part)]).collect();
+        let mut first_token = 0;
+        let mut seqs = Vec::with_capacity(ubatch.parts.len());
+        for (part, tables) in ubatch.parts.iter().zip(&tables) {
+            let n_tokens = count(part.tokens.len());
+            seqs.push(SeqSpan {
+                first_token,
+                n_tokens,
+                first_pos: part.first_pos,
+                tables: tables.get(..groups.len()).unwrap_or(&[]),
+                state_slot: part.state_slot,
+            });
+            first_token = first_token.saturating_add(n_tokens);
+        }
         let mut args = RunArgs {
-            n_tokens,
-            n_outputs: ubatch.rows.end.saturating_sub(ubatch.rows.start),
+            n_tokens: first_token,
+            n_outputs: count(ubatch.parts.iter().map(|part| part.rows.len()).sum()),
             inputs: &inputs,
             outputs: &mut outputs,
             scratch: &scratch,

@@ -208,6 +208,9 @@ pub enum Error {
         /// Sequences at a time.
         n_parallel: u32,
     },
+    /// A sequence of another model.
+    #[error("the sequence belongs to another model than the one that is to evaluate it")]
+    OtherModel,
     /// A token id is not in the vocabulary.
     #[error("token id {id} is not in the vocabulary of {n_vocab}")]
     TokenOutOfRange {

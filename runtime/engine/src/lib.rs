@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+mod batch;
 mod engine;
 mod error;
 mod file;
@@ -48,6 +49,7 @@ mod shape;
 mod state_pool;
 mod weights;
 
+pub use batch::BatchItem;
 pub use error::{Error, Result};
 pub use file::ModelFile;
 pub use generate::{GenerateOptions, Generation, StopReason, generate};

@@ -263,17 +263,26 @@ impl Model {
         self.kv().release(blocks, is_last);
     }
 
-    /// Runs one ubatch of one sequence and hands out its rows of logits.
+    /// Whether both are the same loaded model.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Runs one ubatch and calls `on_logits(part, position, row)` for its rows of logits.
     pub(crate) fn run(
         &self,
         ubatch: &Ubatch<'_>,
-        on_logits: &mut dyn FnMut(u32, &mut [f32]) -> Result<()>,
+        on_logits: &mut dyn FnMut(usize, u32, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
         // A panic of a caller's `on_logits` leaves nothing half done here.
         let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
         engine.run(ubatch, &self.kv(), &self.slots())?;
-        for (row, logits) in ubatch.rows.clone().zip(engine.logits()) {
-            on_logits(ubatch.first_pos + row, logits)?;
+        let rows = ubatch.parts.iter().enumerate().flat_map(|(index, part)| {
+            let position = |row: usize| part.first_pos + u32::try_from(row).unwrap_or(u32::MAX);
+            part.rows.clone().map(move |row| (index, position(row)))
+        });
+        for ((part, position), logits) in rows.zip(engine.logits()) {
+            on_logits(part, position, logits)?;
         }
         Ok(())
     }

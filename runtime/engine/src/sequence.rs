@@ -1,9 +1,11 @@
 //! One stream of tokens and its place in the KV cache.
 
-use crate::engine::Ubatch;
+use crate::batch::BatchItem;
+use crate::engine::Part;
 use crate::model::Model;
 use crate::{Error, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 /// Which rows of logits an evaluation gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +18,8 @@ pub enum Outputs {
 
 /// A sequence: its tokens' keys and values are held by blocks of the model's pool, and given back when it is dropped.
 ///
-/// Sequences of one model share the pool and take turns on the device; they can be moved to other threads.
+/// Sequences of one model share the pool and take turns on the device, or are evaluated together by [`Model::eval_batch`]; they can be
+/// moved to other threads.
 #[derive(Debug)]
 pub struct Sequence {
     model: Model,
@@ -69,6 +72,20 @@ impl Sequence {
         cancel: &AtomicBool,
         mut on_logits: impl FnMut(u32, &mut [f32]) -> Result<()>,
     ) -> Result<bool> {
+        let model = self.model.clone();
+        let mut item = BatchItem { outputs, ..BatchItem::new(self, tokens) };
+        let whole =
+            model.eval_batch(std::slice::from_mut(&mut item), cancel, |_, position, row| {
+                on_logits(position, row)
+            })?;
+        item.refusal.map_or(Ok(whole), Err)
+    }
+
+    /// Takes the memory that `tokens` need, if `model` can evaluate them.
+    pub(crate) fn prepare(&mut self, model: &Model, tokens: &[u32]) -> Result<()> {
+        if !self.model.is_same(model) {
+            return Err(Error::OtherModel);
+        }
         let n_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         if n_tokens > self.n_left() {
             let n_ctx = self.model.plan().context.n_ctx;
@@ -81,43 +98,30 @@ impl Sequence {
         if self.slot.is_none() {
             self.slot = self.model.take_slot()?;
         }
-        self.model.clone().reserve_blocks(&mut self.blocks, self.n_past + n_tokens)?;
-        let plan = self.model.plan();
-        let piece_max = match outputs {
-            Outputs::Last => plan.n_ubatch,
-            Outputs::All => plan.n_ubatch.min(plan.n_outputs),
-        } as usize;
-        let mut done = 0;
-        while done < tokens.len() {
-            if cancel.load(Ordering::Relaxed) && done > 0 {
-                return Ok(false);
-            }
-            let piece = tokens.get(done..(done + piece_max).min(tokens.len())).unwrap_or(&[]);
-            let n_piece = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-            let last = done + piece.len() == tokens.len();
-            let rows = match outputs {
-                Outputs::All => 0..n_piece,
-                Outputs::Last if last => n_piece - 1..n_piece,
-                Outputs::Last => 0..0,
-            };
-            let ubatch = Ubatch {
-                tokens: piece,
-                first_pos: self.n_past,
-                blocks: &self.blocks,
-                state_slot: self.slot.unwrap_or(0),
-                rows,
-            };
-            if let Err(error) = self.model.run(&ubatch, &mut on_logits) {
-                // Nobody knows how far the state came.
-                if self.slot.is_some() {
-                    self.truncate(0);
-                }
-                return Err(error);
-            }
-            self.n_past += n_piece;
-            done += piece.len();
+        self.model.clone().reserve_blocks(&mut self.blocks, self.n_past + n_tokens)
+    }
+
+    /// Its part of a run, after [`Sequence::prepare`].
+    pub(crate) fn part<'a>(&'a self, tokens: &'a [u32], rows: Range<usize>) -> Part<'a> {
+        Part {
+            tokens,
+            first_pos: self.n_past,
+            blocks: &self.blocks,
+            state_slot: self.slot.unwrap_or(0),
+            rows,
         }
-        Ok(true)
+    }
+
+    /// Counts tokens that were evaluated.
+    pub(crate) fn advance(&mut self, n: usize) {
+        self.n_past = self.n_past.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+    }
+
+    /// After a run that failed nobody knows how far recurrent state came.
+    pub(crate) fn lose_state(&mut self) {
+        if self.slot.is_some() {
+            self.truncate(0);
+        }
     }
 }
 

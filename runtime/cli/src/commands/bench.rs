@@ -1,6 +1,6 @@
 //! `tegula bench`: how fast a model runs here.
 //!
-//! A case is a prompt of some tokens, or some tokens generated one by one, after a depth of tokens that are in the KV cache already. The first
+//! A case is a prompt of some tokens, or some tokens generated one by one (by several sequences together, if asked), after a depth of tokens that are in the KV cache already. The first
 //! run of a case is told apart: it pays for what is set up once, which a user waits for and a median hides.
 
 use crate::args::BenchArgs;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tegula::memory::units::format_size;
-use tegula::{Model, Outputs, Sampler, SamplerOptions, Sequence};
+use tegula::{BatchItem, Model, Outputs, Sampler, SamplerOptions, Sequence};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -21,12 +21,23 @@ enum Kind {
     Generate,
 }
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Spec {
+    kind: Kind,
+    /// Of each sequence.
+    n_tokens: u32,
+    /// Of each sequence.
+    depth: u32,
+    /// Sequences evaluated together.
+    n_seqs: u32,
+}
+
 /// One case and what it took.
 #[derive(Debug, Serialize)]
 struct Case {
-    kind: Kind,
-    n_tokens: u32,
-    depth: u32,
+    #[serde(flatten)]
+    spec: Spec,
     /// Tokens a second of the first run, which is not among the samples.
     first: f64,
     /// Tokens a second of each run after it.
@@ -52,11 +63,15 @@ struct Report {
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let cases = cases(args);
-    let longest = cases.iter().map(|(_, n, depth)| u64::from(*n) + u64::from(*depth)).max();
+    let tokens =
+        |spec: &Spec| (u64::from(spec.n_tokens) + u64::from(spec.depth)) * u64::from(spec.n_seqs);
+    let longest = cases.iter().map(tokens).max();
     let longest =
         longest.filter(|n| *n > 0).context("nothing to measure: give -p N or -n N above 0")?;
     let longest = u32::try_from(longest).context("the tokens of one case are over 2^32")?;
     let mut options = args.load.how.options(1);
+    let n_seqs = cases.iter().map(|spec| spec.n_seqs).max().unwrap_or(1);
+    options.plan.n_parallel = options.plan.n_parallel.max(n_seqs);
     let n_ctx = *options.plan.n_ctx.get_or_insert(longest);
     if n_ctx < longest {
         bail!(
@@ -67,9 +82,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     output::catch_ctrl_c()?;
     let bar = ProgressBar::new(cases.len() as u64 * u64::from(args.repeat + 1));
     let (n_cases, mut results) = (cases.len(), Vec::new());
-    for (kind, n_tokens, depth) in cases {
-        bar.println(format!("{}: {n_tokens} tokens at depth {depth}", kind.name()));
-        match measure(&model, kind, n_tokens, depth, args.repeat, &bar)? {
+    for spec in cases {
+        let Spec { kind, n_tokens, depth, n_seqs } = spec;
+        bar.println(format!("{} x {n_seqs}: {n_tokens} tokens at depth {depth}", kind.name()));
+        match measure(&model, spec, args.repeat, &bar)? {
             Some(case) => results.push(case),
             None => break,
         }
@@ -93,44 +109,49 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
 }
 
 /// All prompts and generations at all depths, in the order they were named.
-fn cases(args: &BenchArgs) -> Vec<(Kind, u32, u32)> {
-    let kinds = [(Kind::Prompt, &args.prompt), (Kind::Generate, &args.generate)];
+fn cases(args: &BenchArgs) -> Vec<Spec> {
+    let kinds =
+        [(Kind::Prompt, &args.prompt, &[1][..]), (Kind::Generate, &args.generate, &args.sequences)];
     let mut out = Vec::new();
     for depth in &args.depth {
-        for (kind, counts) in kinds {
-            out.extend(counts.iter().filter(|n| **n > 0).map(|n| (kind, *n, *depth)));
+        for (kind, counts, sequences) in kinds {
+            for n_seqs in sequences {
+                let spec = |n: &u32| Spec { kind, n_tokens: *n, depth: *depth, n_seqs: *n_seqs };
+                out.extend(counts.iter().filter(|n| **n > 0).map(spec));
+            }
         }
     }
     out
 }
 
 /// Runs a case once more than `repeat` times; `None` once Ctrl-C was pressed.
-fn measure(
-    model: &Model,
-    kind: Kind,
-    n_tokens: u32,
-    depth: u32,
-    repeat: u32,
-    bar: &ProgressBar,
-) -> Result<Option<Case>> {
-    let mut sequence = model.sequence();
+fn measure(model: &Model, spec: Spec, repeat: u32, bar: &ProgressBar) -> Result<Option<Case>> {
+    let mut sequences: Vec<Sequence> = (0..spec.n_seqs).map(|_| model.sequence()).collect();
     let mut tokens = Tokens { state: 1, n_vocab: model.info().n_vocab.max(1) };
-    if !sequence.eval(&tokens.take(depth), Outputs::Last, &output::CANCEL, |_, _| Ok(()))? {
-        return Ok(None);
+    for sequence in &mut sequences {
+        if !sequence.eval(
+            &tokens.take(spec.depth),
+            Outputs::Last,
+            &output::CANCEL,
+            |_, _| Ok(()),
+        )? {
+            return Ok(None);
+        }
     }
-    let prompt = tokens.take(n_tokens);
+    let prompt = tokens.take(spec.n_tokens.max(spec.n_seqs));
     let mut rates = Vec::new();
     for _ in 0..=repeat {
-        sequence.truncate(depth);
-        let time = match kind {
-            Kind::Prompt => prompt_time(&mut sequence, &prompt)?,
-            Kind::Generate => generate_time(&mut sequence, prompt.first().copied(), n_tokens)?,
+        sequences.iter_mut().for_each(|sequence| sequence.truncate(spec.depth));
+        let time = match (spec.kind, &mut sequences[..]) {
+            (Kind::Prompt, [sequence]) => prompt_time(sequence, &prompt)?,
+            _ => generate_time(model, &mut sequences, &prompt, spec.n_tokens)?,
         };
         // What was cut short took less time than its tokens would have.
         if output::CANCEL.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        rates.push(f64::from(n_tokens) / time.as_secs_f64().max(1e-9));
+        let all = f64::from(spec.n_tokens) * f64::from(spec.n_seqs);
+        rates.push(all / time.as_secs_f64().max(1e-9));
         bar.inc(1);
     }
     let first = rates.remove(0);
@@ -139,9 +160,7 @@ fn measure(
     sorted.sort_by(f64::total_cmp);
     let (min, max) = (sorted.first().copied(), sorted.last().copied());
     Ok(Some(Case {
-        kind,
-        n_tokens,
-        depth,
+        spec,
         first,
         median: median(&sorted),
         min: min.unwrap_or(first),
@@ -156,21 +175,36 @@ fn prompt_time(sequence: &mut Sequence, prompt: &[u32]) -> Result<Duration> {
     Ok(begin.elapsed())
 }
 
-/// Greedy generation, the choice of each token included.
-fn generate_time(sequence: &mut Sequence, first: Option<u32>, n: u32) -> Result<Duration> {
-    let mut sampler =
-        Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() })?;
-    let mut next = first;
+/// Greedy generation of `n` tokens by each sequence, all together, the choice of each token included.
+fn generate_time(
+    model: &Model,
+    sequences: &mut [Sequence],
+    first: &[u32],
+    n: u32,
+) -> Result<Duration> {
+    let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+    let mut sampler = Sampler::new(options)?;
+    let mut next = first.to_vec();
     let begin = Instant::now();
     for _ in 0..n {
         if output::CANCEL.load(Ordering::Relaxed) {
             break;
         }
-        let Some(token) = next.take() else { break };
-        sequence.eval(&[token], Outputs::Last, &output::CANCEL, |pos, logits| {
-            next = Some(sampler.sample(logits, pos)?);
+        let tokens = next.clone();
+        let mut items: Vec<BatchItem<'_>> = sequences
+            .iter_mut()
+            .zip(tokens.chunks(1))
+            .map(|(sequence, token)| BatchItem::new(sequence, token))
+            .collect();
+        model.eval_batch(&mut items, &output::CANCEL, |item, pos, logits| {
+            if let Some(next) = next.get_mut(item) {
+                *next = sampler.sample(logits, pos)?;
+            }
             Ok(())
         })?;
+        if let Some(refusal) = items.iter_mut().find_map(|item| item.refusal.take()) {
+            return Err(refusal.into());
+        }
     }
     Ok(begin.elapsed())
 }
@@ -232,22 +266,33 @@ fn print(report: &Report) -> Result<()> {
             .unwrap_or_default(),
     ))?;
     let rows: Vec<Vec<String>> = report.cases.iter().map(|case| row(case, report)).collect();
-    let header =
-        ["case", "tokens", "depth", "t/s", "least", "most", "first", "ms/token", "weights GB/s"];
-    output::print(&table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7, 8], terminal_width()))
+    let header = [
+        "case",
+        "seqs",
+        "tokens",
+        "depth",
+        "t/s",
+        "least",
+        "most",
+        "first",
+        "ms/token",
+        "weights GB/s",
+    ];
+    output::print(&table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9], terminal_width()))
 }
 
 fn row(case: &Case, report: &Report) -> Vec<String> {
-    // A prompt reads the weights once for many tokens: a bandwidth would say nothing.
-    let bandwidth = match case.kind {
-        Kind::Prompt => String::new(),
+    // A run of several tokens reads the weights once: a bandwidth of each token would say nothing.
+    let bandwidth = match (case.spec.kind, case.spec.n_seqs) {
         #[expect(clippy::cast_precision_loss, reason = "bytes of weights are far below 2^53")]
-        Kind::Generate => format!("{:.1}", report.weight_bytes as f64 * case.median / 1e9),
+        (Kind::Generate, 1) => format!("{:.1}", report.weight_bytes as f64 * case.median / 1e9),
+        _ => String::new(),
     };
     vec![
-        case.kind.name().to_owned(),
-        case.n_tokens.to_string(),
-        case.depth.to_string(),
+        case.spec.kind.name().to_owned(),
+        case.spec.n_seqs.to_string(),
+        case.spec.n_tokens.to_string(),
+        case.spec.depth.to_string(),
         format!("{:.1}", case.median),
         format!("{:.1}", case.min),
         format!("{:.1}", case.max),
