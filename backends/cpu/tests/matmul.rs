@@ -112,7 +112,7 @@ fn is_wide(dtype: DType) -> bool {
     matches!(dtype, DType::I16 | DType::I32 | DType::I64 | DType::F64)
 }
 
-const TOKENS: [usize; 6] = [1, 2, 3, 5, 17, 64];
+const TOKENS: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
 
 #[test]
 fn every_type_and_path() {
@@ -122,7 +122,7 @@ fn every_type_and_path() {
         if is_wide(dtype) {
             continue;
         }
-        for n_tokens in TOKENS.into_iter().chain([4]) {
+        for n_tokens in TOKENS.into_iter().chain([4, 9]) {
             check_case(
                 &pool,
                 &Case {

@@ -26,6 +26,10 @@ pub(crate) fn matmul(
     if let Some(id) = ids.iter().find(|id| !known(id)) {
         return Err(Error::invalid(format!("expert {id} of {n_expert}")));
     }
+    // Nothing to multiply: no row of this run is wanted.
+    if ids.is_empty() {
+        return Ok(out);
+    }
     if sharing != 1 && sharing != k {
         return Err(Error::invalid(format!("{} elements for {} slots", x.len(), ids.len())));
     }

@@ -11,6 +11,7 @@ use tegula_program::{Activation, DType, Dim, Norm, ProgramBuilder, Rope, RopeSty
 pub(crate) fn cases() -> Result<Vec<Case>> {
     let mut out =
         vec![residual("chain/residual layers", 9)?, logits()?, fixed_rows()?, made_positions()?];
+    out.push(experts()?);
     out.push(simple(
         "chain/an output that is read again",
         CHAIN,
@@ -97,6 +98,49 @@ fn logits() -> Result<Case> {
             inputs: vec![
                 f32_bytes(&rng.vec(N_EMBD * u64::from(n_tokens), 3.0)),
                 i32_bytes(&rng.ids(n_outputs, n_tokens.into())),
+            ],
+            ..Step::default()
+        });
+    }
+    Ok(case)
+}
+
+/// The last layer of a mixture of experts, with runs that want no row: pieces of a prompt.
+fn experts() -> Result<Case> {
+    const N_EMBD: u64 = 96;
+    const N_FF: u64 = 33;
+    let (n_expert, k) = (5u32, 2u32);
+    let name = "chain/experts of the rows that are wanted";
+    let mut rng = Rng::of(name);
+    let mut b = ProgramBuilder::new(name);
+    let x = tokens_by(&mut b, "x", N_EMBD);
+    let rows = b.input("rows", DType::I32, &[Dim::NOutputs]);
+    let ids = b.input("ids", DType::I32, &[Dim::NOutputs, Dim::Fixed(k.into())]);
+    let shares = b.input("shares", DType::F32, &[Dim::NOutputs, Dim::Fixed(k.into())]);
+    let stack = |n: u64| n * u64::from(n_expert);
+    let up = b.weight("up", DType::F32, &[stack(N_FF), N_EMBD]);
+    let down = b.weight("down", DType::F32, &[stack(N_EMBD), N_FF]);
+    let wanted = b.gather_rows(x, rows);
+    let hidden = b.matmul_experts(wanted, up, ids, None, n_expert);
+    let hidden = b.unary(Activation::Silu, hidden);
+    let made = b.matmul_experts(hidden, down, ids, None, n_expert);
+    let sum = b.combine_experts(made, shares);
+    b.output("y", sum);
+    let mut case = Case::new(name, b.finish()?, CHAIN);
+    case.weights = vec![
+        f32_weight(&mut rng, "up", stack(N_FF) * N_EMBD, 1.0),
+        f32_weight(&mut rng, "down", stack(N_EMBD) * N_FF, 1.0),
+    ];
+    case.tile_rows = 23;
+    for (n_tokens, n_outputs) in [(64, 5), (17, 0), (3, 3), (1, 0), (64, 64)] {
+        case.steps.push(Step {
+            n_tokens,
+            n_outputs,
+            inputs: vec![
+                f32_bytes(&rng.vec(N_EMBD * u64::from(n_tokens), 3.0)),
+                i32_bytes(&rng.ids(n_outputs, n_tokens.into())),
+                i32_bytes(&rng.ids(n_outputs * k, n_expert.into())),
+                f32_bytes(&rng.vec(u64::from(n_outputs * k), 1.0)),
             ],
             ..Step::default()
         });
