@@ -64,6 +64,8 @@ pub(crate) struct Recorder<'a> {
     profile: Option<&'a mut Profile>,
     /// Everything that was written, ever.
     history: Vec<Span>,
+    /// A copy was recorded since the last barrier.
+    copied: bool,
     /// Nothing is recorded: the kernels are listed.
     list: Option<Vec<Kernel>>,
     pub(crate) n_dispatches: u32,
@@ -84,6 +86,7 @@ impl<'a> Recorder<'a> {
             written: Vec::new(),
             profile,
             history: Vec::new(),
+            copied: false,
             list: None,
             n_dispatches: 0,
             n_barriers: 0,
@@ -160,7 +163,8 @@ impl<'a> Recorder<'a> {
             return;
         }
         let ((src, src_offset, src_address), (dst, dst_offset, dst_address)) = (from, to);
-        self.order(&[(src_address, size)], &[(dst_address, size)]);
+        self.order_as(&[(src_address, size)], &[(dst_address, size)], true);
+        self.copied = true;
         let copy = vk::BufferCopy { src_offset, dst_offset, size };
         // SAFETY: the command buffer is being recorded; ranges lie in their buffers (the caller looked), which live until the work is done.
         unsafe { self.gpu.device.cmd_copy_buffer(self.commands, src, dst, &[copy]) };
@@ -177,6 +181,10 @@ impl<'a> Recorder<'a> {
 
     /// Puts a barrier if what comes next has to wait, and notes what it reads and writes.
     pub(crate) fn order(&mut self, reads: &[Span], writes: &[Span]) {
+        self.order_as(reads, writes, false);
+    }
+
+    fn order_as(&mut self, reads: &[Span], writes: &[Span], is_copy: bool) {
         if self.list.is_some() {
             return;
         }
@@ -184,31 +192,35 @@ impl<'a> Recorder<'a> {
             spans.iter().any(|span| list.iter().any(|other| Self::overlaps(*span, *other)))
         };
         if hits(&self.written, reads) || hits(&self.written, writes) || hits(&self.read, writes) {
-            self.barrier();
+            self.barrier(is_copy);
         }
         self.read.extend_from_slice(reads);
         self.written.extend_from_slice(writes);
         self.history.extend_from_slice(writes);
     }
 
-    fn barrier(&mut self) {
+    /// Kernels wait for kernels; only where copies take part, before or after, for these too. Numbers of workgroups that are read from a
+    /// buffer are written by copies alone, and to wait for them costs more than a small kernel.
+    fn barrier(&mut self, before_copy: bool) {
         use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
-        let stages = Stage::COMPUTE_SHADER | Stage::TRANSFER;
-        let barrier = vk::MemoryBarrier::default()
-            .src_access_mask(Access::SHADER_WRITE | Access::TRANSFER_WRITE)
-            .dst_access_mask(
-                Access::SHADER_READ
-                    | Access::SHADER_WRITE
-                    | Access::TRANSFER_READ
-                    | Access::TRANSFER_WRITE
-                    | Access::INDIRECT_COMMAND_READ,
-            );
+        let (mut from, mut to) = (Stage::COMPUTE_SHADER, Stage::COMPUTE_SHADER);
+        let mut barrier = vk::MemoryBarrier::default()
+            .src_access_mask(Access::SHADER_WRITE)
+            .dst_access_mask(Access::SHADER_READ | Access::SHADER_WRITE);
+        if self.copied || before_copy {
+            from |= Stage::TRANSFER;
+            to |= Stage::TRANSFER | Stage::DRAW_INDIRECT;
+            barrier.src_access_mask |= Access::TRANSFER_WRITE;
+            barrier.dst_access_mask |=
+                Access::TRANSFER_READ | Access::TRANSFER_WRITE | Access::INDIRECT_COMMAND_READ;
+        }
+        self.copied = false;
         // SAFETY: the command buffer is being recorded.
         unsafe {
             self.gpu.device.cmd_pipeline_barrier(
                 self.commands,
-                stages,
-                stages | Stage::DRAW_INDIRECT,
+                from,
+                to,
                 vk::DependencyFlags::empty(),
                 &[barrier],
                 &[],
