@@ -217,7 +217,7 @@ fn error(original: &Gguf, file: &Path, tensor: &str, matters: impl Fn(usize) -> 
 fn an_importance_file_reaches_its_tensors() {
     let folder = Folder::new();
     let (tensor, other) = ("blk.0.attn_q.weight", "blk.0.attn_k.weight");
-    let matters = |column: usize| column % 8 == 0;
+    let matters = |column: usize| column.is_multiple_of(8);
     let sums: Vec<f32> = (0..256).map(|i| if matters(i) { 900.0 } else { 1.0 }).collect();
     importance(&folder.path("importance.gguf"), tensor, &sums);
     let quantize = |out: &str, more: &[&str]| {
