@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "kernels read weights and KvBlocks through addresses")]
 
+mod columns;
 mod experts;
 mod state;
 
@@ -120,10 +121,10 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             _ => zip(frame, input(0)?, input(1)?, out()?, Kernels::mul),
         },
         OpKind::Slice { begin, len } => {
-            slice(frame, input(0)?, out()?, (frame.row_len(input(0)?)?, begin, len))
+            columns::slice(frame, input(0)?, out()?, (frame.row_len(input(0)?)?, begin, len))
         }
         OpKind::SliceGroups { group, begin, len } => {
-            slice(frame, input(0)?, out()?, (group as usize, begin, len))
+            columns::slice(frame, input(0)?, out()?, (group as usize, begin, len))
         }
         OpKind::Concat => {
             let (a, b, y) =
@@ -137,7 +138,7 @@ fn run(frame: &Frame<'_>, op: &Op, lists: &mut Lists) -> Result<()> {
             Ok(())
         }
         OpKind::ConcatGroups { group_a, group_b } => {
-            concat_groups(frame, op, out()?, [group_a as usize, group_b as usize])
+            columns::concat_groups(frame, op, out()?, [group_a as usize, group_b as usize])
         }
         OpKind::GatherRows => {
             let (x, rows, y) =
@@ -225,46 +226,6 @@ fn map(
     let x = frame.f32s(x)?;
     let kernel = |at: std::ops::Range<usize>, y: &mut [f32]| kernel(workers.kernels, &x[at], y);
     pieces(&workers.pool, frame.f32s_mut(out)?, 1, kernel)
-}
-
-/// Columns `begin .. begin + len` of every group of `group` columns.
-fn slice(
-    frame: &Frame<'_>,
-    x: ValueId,
-    out: ValueId,
-    (group, begin, len): (usize, u32, u32),
-) -> Result<()> {
-    let (x, y) = (frame.f32s(x)?, frame.f32s_mut(out)?);
-    let (begin, len) = (begin as usize, len as usize);
-    pieces(&frame.executable.workers.pool, y, len, |at, y| {
-        let x = &x[at.start / len * group..];
-        for (y, x) in y.chunks_exact_mut(len).zip(x.chunks_exact(group)) {
-            y.copy_from_slice(&x[begin..begin + len]);
-        }
-        Ok(())
-    })
-}
-
-/// For every group its columns of the first input and then of the second; a first input of one group serves them all.
-fn concat_groups(frame: &Frame<'_>, op: &Op, out: ValueId, [p, q]: [usize; 2]) -> Result<()> {
-    let [a, b] = op.inputs.as_slice() else {
-        return Err(Error::invalid("concat_groups without its values"));
-    };
-    let (row_a, row_b, row) = (frame.row_len(*a)?, frame.row_len(*b)?, frame.row_len(out)?);
-    let (a, b, y) = (frame.f32s(*a)?, frame.f32s(*b)?, frame.f32s_mut(out)?);
-    pieces(&frame.executable.workers.pool, y, row, |at, y| {
-        let first = at.start / row;
-        let rows =
-            a[first * row_a..].chunks_exact(row_a).zip(b[first * row_b..].chunks_exact(row_b));
-        for (y, (a, b)) in y.chunks_exact_mut(row).zip(rows) {
-            let groups = a.chunks_exact(p).cycle().zip(b.chunks_exact(q));
-            for (y, (a, b)) in y.chunks_exact_mut(p + q).zip(groups) {
-                y[..p].copy_from_slice(a);
-                y[p..].copy_from_slice(b);
-            }
-        }
-        Ok(())
-    })
 }
 
 /// Makes a row, or many, of two.

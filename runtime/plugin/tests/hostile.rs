@@ -139,7 +139,7 @@ fn negotiations() {
     for (fault, expected) in [
         (
             "out->revision_min=7;out->revision_max=9",
-            "speaks revisions 7..=9 of the backend interface, this core 1..=2",
+            "speaks revisions 7..=9 of the backend interface, this core 1..=3",
         ),
         ("out->revision_min=9;out->revision_max=7", "speaks revisions 9..=7"),
         (

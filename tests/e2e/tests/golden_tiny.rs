@@ -16,9 +16,13 @@
 use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use tegula::{Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, Runtime};
+use tegula::{
+    Caps, DType, Error, Model, ModelOptions, Outputs, PlanOptions, RegistryOptions, Runtime,
+    RuntimeOptions,
+};
 use tegula_e2e::{
     BACKENDS, TopLogits, argmax, f32s, full, golden, ids, json, kl, runtime_of, runtime_with,
+    target_dir,
 };
 
 /// The folders whose architectures are implemented.
@@ -107,6 +111,26 @@ fn opencl() {
 #[test]
 fn openvino() {
     on_driver("openvino");
+}
+
+/// Heads that share a part are put together by an op that these backends lack: the core gives it to the processor.
+#[test]
+fn what_a_device_lacks_runs_on_the_next() {
+    let Some(root) = golden("tiny") else { return };
+    // It builds the processor's backend where that is stale.
+    drop(runtime_with(Caps { max_buffer: None, memory_limit: None }));
+    for backend in ["vulkan", "opencl"] {
+        let Some((_, ids)) = runtime_of(backend) else { continue };
+        let file = |id| target_dir().join(format!("libtegula_{id}.so"));
+        let registry =
+            RegistryOptions { explicit: vec![file(backend), file("cpu")], standard: false };
+        let runtime = Runtime::new(&RuntimeOptions { registry, ..Default::default() });
+        let (file, device) = ("deepseek_v2/model-f32.gguf", format!("{},cpu", ids[0]));
+        let model = open(&runtime, &root.join(file), &device).unwrap();
+        assert_eq!(model.plan().report.devices.len(), 2, "{device}");
+        drop(model);
+        check_on(&runtime, &device, None, &["deepseek_v2"]);
+    }
 }
 
 /// On the first device of a backend that needs a driver.

@@ -13,8 +13,10 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use tegula::{Caps, EncodeOptions, Gguf, Model, ModelOptions, Outputs};
+use tegula::gguf::GgufWriter;
+use tegula::{Caps, DType, EncodeOptions, Gguf, Model, ModelOptions, Outputs};
 use tegula_e2e::{TinyLlama, run, runtime_with, tegula};
+use tegula_quant::dequantize;
 
 /// A folder with a model whose rows are long enough for every type, and a text.
 struct Folder {
@@ -182,4 +184,58 @@ fn what_cannot_be_quantised_is_refused() {
     assert!(left.is_empty(), "{left:?}");
     let forced = ["quantize", "f32.gguf", "q4.gguf", "--quant", "q8_0", "--force", "--json"];
     assert_eq!(folder.json(&forced)["quant"], "q8_0");
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// An importance file of one tensor.
+fn importance(path: &Path, tensor: &str, sums: &[f32]) {
+    let writer = GgufWriter::new()
+        .meta("general.type", "imatrix")
+        .tensor(format!("{tensor}.in_sum2"), &[sums.len() as u64, 1], DType::F32, bytes_of(sums))
+        .tensor(format!("{tensor}.counts"), &[1, 1], DType::F32, bytes_of(&[3.0]));
+    fs::write(path, writer.to_bytes().unwrap()).unwrap();
+}
+
+/// The squared error of the columns that matter, of a tensor in a file.
+fn error(original: &Gguf, file: &Path, tensor: &str, matters: impl Fn(usize) -> bool) -> f64 {
+    let decode = |gguf: &Gguf| {
+        let info = gguf.required_tensor(tensor).unwrap();
+        let mut out = vec![0.0; info.n_elements() as usize];
+        dequantize(info.dtype(), &gguf.read_tensor(info).unwrap(), &mut out).unwrap();
+        out
+    };
+    let (before, after) = (decode(original), decode(&Gguf::open(file).unwrap()));
+    let pairs = before.iter().zip(&after).enumerate().filter(|(i, _)| matters(i % 256));
+    pairs.map(|(_, (x, y))| f64::from(x - y).powi(2)).sum()
+}
+
+/// An importance file is an hour of somebody's machine: it must reach the tensors that it names.
+#[test]
+fn an_importance_file_reaches_its_tensors() {
+    let folder = Folder::new();
+    let (tensor, other) = ("blk.0.attn_q.weight", "blk.0.attn_k.weight");
+    let matters = |column: usize| column.is_multiple_of(8);
+    let sums: Vec<f32> = (0..256).map(|i| if matters(i) { 900.0 } else { 1.0 }).collect();
+    importance(&folder.path("importance.gguf"), tensor, &sums);
+    let quantize = |out: &str, more: &[&str]| {
+        folder.json(&[&["quantize", "f32.gguf", out, "--json"][..], more].concat())
+    };
+    quantize("without.gguf", &[]);
+    let with = quantize("with.gguf", &["--importance", "importance.gguf"]);
+    let named: Vec<_> = with["tensors"].as_array().unwrap().iter().collect();
+    let named = named.into_iter().filter(|tensor| tensor["has_importance"] == true);
+    assert_eq!(named.map(|tensor| tensor["name"].clone()).collect::<Vec<_>>(), [tensor]);
+    let original = Gguf::open(&folder.model).unwrap();
+    let of = |file: &str, tensor: &str| error(&original, &folder.path(file), tensor, matters);
+    let (before, after) = (of("without.gguf", tensor), of("with.gguf", tensor));
+    assert!(after < 0.8 * before, "{after} after {before}");
+    assert_eq!(of("without.gguf", other), of("with.gguf", other));
+
+    importance(&folder.path("wrong.gguf"), tensor, &sums[..128]);
+    let wrong = ["quantize", "f32.gguf", "wrong-out.gguf", "--importance", "wrong.gguf"];
+    let finished = folder.run(&wrong);
+    assert!(finished.stderr.contains("it is of another model"), "{}", finished.stderr);
 }

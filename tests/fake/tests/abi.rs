@@ -43,9 +43,10 @@ fn revisions() {
     for (revisions, works) in [
         ([1, 1], true),
         ([0, 1], true),
+        ([1, 2], true),
         ([1, 9], true),
-        ([2, 9], true),
-        ([3, 9], false),
+        ([3, 9], true),
+        ([4, 9], false),
         ([0, 0], false),
         ([3, 2], false),
     ] {
