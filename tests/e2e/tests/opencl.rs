@@ -12,7 +12,7 @@
 
 use serde_json::Value;
 use std::process::Command;
-use tegula_e2e::{add_intels_opencl, intels_opencl, model_file, target_dir, tegula};
+use tegula_e2e::{add_intels_opencl, full, intels_opencl, model_file, target_dir, tegula};
 
 const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -77,8 +77,12 @@ fn check(driver: Driver, env: &[(&str, &str)]) {
     assert!(free.contains("Paris"), "{free}");
     let limited = text(driver, &device, env, &[]).unwrap();
     assert_eq!(limited, free, "{env:?}");
-    let capped = text(driver, &device, &[], &["--max-buffer", "1MiB"]).unwrap();
-    assert_eq!(capped, free, "1 MiB");
+    let caps: &[&str] =
+        if full() { &["1MiB", "2MiB", "4MiB", "16MiB", "64MiB"] } else { &["1MiB"] };
+    for cap in caps {
+        let capped = text(driver, &device, &[], &["--max-buffer", cap]).unwrap();
+        assert_eq!(capped, free, "{cap}");
+    }
 }
 
 #[test]
