@@ -3,7 +3,7 @@
 //! A run reads the weights once for all its tokens, whosever they are: eight sequences that generate together cost little more than
 //! one. Prompts and generated tokens go into the same runs, as many as the plan's ubatch, rows of logits and sequences allow.
 
-use crate::engine::{Part, Ubatch};
+use crate::engine::{OnRow, Part, Ubatch};
 use crate::model::Model;
 use crate::sequence::{Outputs, Sequence};
 use crate::{Error, Result};
@@ -128,7 +128,7 @@ impl Model {
         items: &mut [BatchItem<'_>],
         done: &[usize],
         shares: &[Share],
-        on_logits: &mut dyn FnMut(usize, u32, &mut [f32]) -> Result<()>,
+        on_logits: OnRow<'_>,
     ) -> Result<()> {
         let part = |share: &Share| {
             let (item, done) = (items.get(share.item)?, *done.get(share.item)?);

@@ -155,6 +155,9 @@ impl HostValues {
     }
 }
 
+/// Is given a row of logits: the index of whom it belongs to, its position, and the row.
+pub(crate) type OnRow<'a> = &'a mut dyn FnMut(usize, u32, &mut [f32]) -> Result<()>;
+
 /// Tokens that are run together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ubatch<'a> {

@@ -1,7 +1,7 @@
 //! A loaded model: its plan executed on a device, shared by all its sequences.
 
 use crate::alloc::Allowance;
-use crate::engine::{Engine, Ubatch, Wiring};
+use crate::engine::{Engine, OnRow, Ubatch, Wiring};
 use crate::file::ModelFile;
 use crate::kv_pool::{KvPool, StageKv};
 use crate::memory::plan::Plan;
@@ -269,11 +269,7 @@ impl Model {
     }
 
     /// Runs one ubatch and calls `on_logits(part, position, row)` for its rows of logits.
-    pub(crate) fn run(
-        &self,
-        ubatch: &Ubatch<'_>,
-        on_logits: &mut dyn FnMut(usize, u32, &mut [f32]) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn run(&self, ubatch: &Ubatch<'_>, on_logits: OnRow<'_>) -> Result<()> {
         // A panic of a caller's `on_logits` leaves nothing half done here.
         let mut engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
         engine.run(ubatch, &self.kv(), &self.slots())?;

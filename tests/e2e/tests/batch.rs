@@ -76,15 +76,16 @@ fn together_is_as_alone() {
 /// Full contexts and wrong tokens happen to one client at a time: the others must get their rows, and the refused sequence keeps what it had.
 #[test]
 fn a_refusal_is_its_own() {
-    let Some(model) = open("llama_rope3", "cpu", 32, 2) else { return };
-    let Some(other) = open("llama_rope3", "cpu", 32, 2) else { return };
-    let long: Vec<u32> = (1..=40).collect();
+    let Some(model) = open("llama_rope3", "cpu", 256, 2) else { return };
+    let Some(other) = open("llama_rope3", "cpu", 256, 2) else { return };
+    let long: Vec<u32> = (1..=300).collect();
     let wrong = [1, 1 << 20];
-    let is_expected: [(&[u32], fn(&Error) -> bool); 2] = [
-        (&long, |e| matches!(e, Error::ContextFull { n_ctx: 32, used: 3, asked: 40 })),
+    type IsExpected = fn(&Error) -> bool;
+    let cases: [(&[u32], IsExpected); 2] = [
+        (&long, |e| matches!(e, Error::ContextFull { n_ctx: 256, used: 3, asked: 300 })),
         (&wrong, |e| matches!(e, Error::TokenOutOfRange { .. })),
     ];
-    for (tokens, is_expected) in is_expected {
+    for (tokens, is_expected) in cases {
         let (mut good, mut bad, mut foreign) =
             (model.sequence(), model.sequence(), other.sequence());
         let never = AtomicBool::new(false);
