@@ -88,13 +88,10 @@ fn work_bytes(program: &Program, options: &CompileOptions, n_threads: usize) -> 
             OpKind::Attention { kv_layer, n_head, .. } => {
                 let layer = program.kv_layers.get(kv_layer as usize);
                 let layer = layer.ok_or_else(|| Error::invalid("a KV layer that is not there"))?;
-                Attention::scratch_len(
-                    n_threads,
-                    n_head as usize,
-                    layer.n_head_kv as usize,
-                    layer.head_dim_k as usize,
-                    layer.head_dim_v as usize,
-                )
+                let (n_head, n_head_kv) = (n_head as usize, layer.n_head_kv as usize);
+                let (dk, dv) = (layer.head_dim_k as usize, layer.head_dim_v as usize);
+                wanted = wanted.max(Attention::scratch_len(n_threads, n_head, n_head_kv, dk, dv));
+                Attention::scratch_min(n_threads, n_head, n_head_kv, dk, dv)
             }
             OpKind::MatmulExperts { n_expert } => {
                 let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);

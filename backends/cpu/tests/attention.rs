@@ -111,7 +111,10 @@ fn check_case(case: &Case) {
     }
 
     let pool = Pool::new(case.threads).unwrap();
-    for kernels in machines() {
+    // With as much scratch as is wanted, and as little as does.
+    let sizes = [Attention::scratch_len, Attention::scratch_min];
+    for (kernels, scratch_size) in machines().into_iter().flat_map(|k| sizes.map(|size| (k, size)))
+    {
         let tables: Vec<(Vec<*const u8>, Vec<*const u8>)> = caches
             .iter()
             .map(|(k, v)| {
@@ -130,8 +133,7 @@ fn check_case(case: &Case) {
             })
             .collect();
         let mut out = vec![f32::NAN; want.len()];
-        let mut scratch =
-            vec![f32::NAN; Attention::scratch_len(case.threads, n_head, n_head_kv, dk, dv)];
+        let mut scratch = vec![f32::NAN; scratch_size(case.threads, n_head, n_head_kv, dk, dv)];
         let mut args = Attention {
             n_head,
             n_head_kv,

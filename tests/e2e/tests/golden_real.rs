@@ -127,15 +127,6 @@ fn on_gpus(case: &Case, backend: &str) {
     check_driver(case, backend, DType::F32, &["chat"], 4);
 }
 
-/// As above, of models with great vocabularies, which lavapipe takes a minute a few tokens for.
-fn on_gpus_in_full(case: &Case, backend: &str) {
-    if full() {
-        on_gpus(case, backend);
-    } else {
-        eprintln!("SKIPPED: 1 test: TEGULA_TEST_FULL=1 runs it");
-    }
-}
-
 #[test]
 fn smollm2_on_vulkan() {
     on_gpus(&SMOLLM2, "vulkan");
@@ -143,12 +134,12 @@ fn smollm2_on_vulkan() {
 
 #[test]
 fn gemma3_on_vulkan() {
-    on_gpus_in_full(&GEMMA3, "vulkan");
+    on_gpus(&GEMMA3, "vulkan");
 }
 
 #[test]
 fn qwen2_on_vulkan() {
-    on_gpus_in_full(&QWEN2, "vulkan");
+    on_gpus(&QWEN2, "vulkan");
 }
 
 #[test]

@@ -127,7 +127,19 @@ fn pieces_max(n_threads: usize) -> usize {
 
 impl Attention<'_> {
     /// f32 of scratch that any run with these heads needs, whatever its tokens and contexts, for any instruction set
-    /// and up to `n_threads`.
+    /// and up to `n_threads`: with it positions are not split, so that long contexts with few tokens may leave threads idle.
+    pub fn scratch_min(
+        n_threads: usize,
+        n_head: usize,
+        n_head_kv: usize,
+        head_dim_k: usize,
+        head_dim_v: usize,
+    ) -> usize {
+        let sizes = Sizes::new(n_head, n_head_kv, head_dim_k, head_dim_v);
+        LINE + n_threads * sizes.thread()
+    }
+
+    /// f32 of scratch with which all threads have work.
     pub fn scratch_len(
         n_threads: usize,
         n_head: usize,
@@ -136,7 +148,8 @@ impl Attention<'_> {
         head_dim_v: usize,
     ) -> usize {
         let sizes = Sizes::new(n_head, n_head_kv, head_dim_k, head_dim_v);
-        LINE + n_threads * sizes.thread() + pieces_max(n_threads) * sizes.state()
+        let least = Self::scratch_min(n_threads, n_head, n_head_kv, head_dim_k, head_dim_v);
+        least + pieces_max(n_threads) * sizes.state()
     }
 
     fn check(&self) -> Result<(), KernelError> {
@@ -225,7 +238,8 @@ impl Attention<'_> {
 impl Kernels {
     /// Attention of every sequence's rows, on the threads of `pool`.
     ///
-    /// `scratch` holds at least [`Attention::scratch_len`] for the pool's threads; its contents do not matter.
+    /// `scratch` holds at least [`Attention::scratch_min`] for the pool's threads, and better [`Attention::scratch_len`]; its contents do not
+    /// matter.
     ///
     /// # Errors
     /// [`KernelError`] when shapes do not fit (nothing is written then), or when a task panicked.
@@ -242,18 +256,19 @@ impl Kernels {
         args.check()?;
         let (dk, dv) = (args.head_dim_k, args.head_dim_v);
         let threads = pool.n_threads();
-        let needed = Attention::scratch_len(threads, args.n_head, args.n_head_kv, dk, dv);
+        let needed = Attention::scratch_min(threads, args.n_head, args.n_head_kv, dk, dv);
         expect_scratch("attention", needed, scratch.len())?;
         let sizes = Sizes::new(args.n_head, args.n_head_kv, dk, dv);
         let skip = scratch.as_ptr().align_offset(4 * LINE).min(LINE);
         let (own, pieces) = scratch[skip..].split_at_mut(threads * sizes.thread());
+        let n_pieces = pieces.len() / sizes.state().max(1);
         let (own, pieces) = (SharedMut::new(own), SharedMut::new(pieces));
         let out = SharedMut::new(std::mem::take(&mut args.out));
         let args = &*args;
 
         let tiles = args.tiles(&sizes);
         let units = tiles * args.n_head_kv;
-        let splits = splits(args, threads, units);
+        let splits = splits(args, threads, units, n_pieces);
         pool.run(units * splits, |worker, task| {
             // Late tiles see the most positions, so they go first.
             let (unit, split) = ((units * splits - 1 - task) / splits, task % splits);
@@ -277,7 +292,7 @@ impl Kernels {
                 // SAFETY: the rows and heads of the tile are this task's own.
                 self.dispatch(unsafe { finish(args, &sizes, &tile, state, 1, out) });
             } else {
-                // SAFETY: every task has its own place, below `pieces_max` (see `splits`).
+                // SAFETY: every task has its own place, below `n_pieces` (see `splits`).
                 let state =
                     unsafe { pieces.slice((unit * splits + split) * sizes.state(), sizes.state()) };
                 self.dispatch(run_piece(
@@ -309,14 +324,15 @@ impl Kernels {
 }
 
 /// Into how many pieces the positions of each tile are cut: as many as keep the threads busy, none shorter than is
-/// worth it, and `units * splits` at most [`pieces_max`].
-fn splits(args: &Attention<'_>, threads: usize, units: usize) -> usize {
+/// worth it, and `units * splits` at most `n_pieces`, for which there is room, unless it is one.
+fn splits(args: &Attention<'_>, threads: usize, units: usize, n_pieces: usize) -> usize {
     if threads == 1 || units == 0 || units >= 2 * threads {
         return 1;
     }
     let longest = args.seqs.iter().map(|s| s.n_kv).max().unwrap_or(0);
     let visible = args.window.map_or(longest, |w| longest.min(w as usize));
-    (3 * threads).div_ceil(units).min(visible / SPLIT_CELLS_MIN).max(1)
+    let wanted = (3 * threads).div_ceil(units).min(visible / SPLIT_CELLS_MIN);
+    wanted.min(n_pieces / units).max(1)
 }
 
 /// Piece `split` of `splits` of the cells; the last ones may be empty.
