@@ -66,6 +66,8 @@ pub(crate) struct Recorder<'a> {
     history: Vec<Span>,
     /// A copy was recorded since the last barrier.
     copied: bool,
+    /// A kernel was recorded since the last barrier that copies wait for.
+    computed: bool,
     /// Nothing is recorded: the kernels are listed.
     list: Option<Vec<Kernel>>,
     pub(crate) n_dispatches: u32,
@@ -87,6 +89,7 @@ impl<'a> Recorder<'a> {
             profile,
             history: Vec::new(),
             copied: false,
+            computed: false,
             list: None,
             n_dispatches: 0,
             n_barriers: 0,
@@ -191,9 +194,16 @@ impl<'a> Recorder<'a> {
         let hits = |list: &[Span], spans: &[Span]| {
             spans.iter().any(|span| list.iter().any(|other| Self::overlaps(*span, *other)))
         };
-        if hits(&self.written, reads) || hits(&self.written, writes) || hits(&self.read, writes) {
+        // Barriers between kernels have cleared the lists without making anything ready for copies.
+        let unseen = is_copy && self.computed;
+        if unseen
+            || hits(&self.written, reads)
+            || hits(&self.written, writes)
+            || hits(&self.read, writes)
+        {
             self.barrier(is_copy);
         }
+        self.computed |= !is_copy;
         self.read.extend_from_slice(reads);
         self.written.extend_from_slice(writes);
         self.history.extend_from_slice(writes);
@@ -213,6 +223,7 @@ impl<'a> Recorder<'a> {
             barrier.src_access_mask |= Access::TRANSFER_WRITE;
             barrier.dst_access_mask |=
                 Access::TRANSFER_READ | Access::TRANSFER_WRITE | Access::INDIRECT_COMMAND_READ;
+            self.computed = false;
         }
         self.copied = false;
         // SAFETY: the command buffer is being recorded.
